@@ -1,0 +1,39 @@
+# make demo       set up, train on MNIST, test, write runs/demo/report.html
+# make test       set up, lint, types and every test
+# make test-slow  also what takes minutes: presets held to their promise
+# make setup      .venv/bin/capsnet and nothing else
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+
+.PHONY: setup demo test test-slow lint clean
+setup: $(STAMP)
+
+# torch first and exact: on its own it resolves to the build that suits this platform
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "capsnet needs Python 3.11 or newer: make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 2; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "setting up $(VENV) (a minute or two, once)"
+	@$(PIP) install --constraint constraints.txt "$$(grep '^torch==' constraints.txt)"
+	@$(PIP) install --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+demo: setup
+	@$(BIN)/capsnet demo
+
+lint: setup
+	$(BIN)/ruff check src tests
+	$(BIN)/ruff format --check src tests
+	$(BIN)/mypy
+
+test: lint
+	$(BIN)/python -m pytest
+
+test-slow: lint
+	$(BIN)/python -m pytest -m "slow or not slow"
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache

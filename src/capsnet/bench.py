@@ -1,0 +1,364 @@
+"""A benchmark, not a timed test: plain and fast side by side in one run, each in a process of its own.
+
+Four sides take turns, a few steps each, so that a noisy machine is noisy for all of them; medians and their spread
+are reported, and the ratios are what counts.
+
+    public     what public implementations do: nn.Conv2d, votes by a broadcast matrix product, every tensor
+               materialised, the system's allocator as it is
+    plain      this project's readable path, the allocator told to keep memory
+    fast       this project's default path, the same allocator
+    fast-bf16  the same with products in bfloat16 where the machine has them in hardware
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from capsnet import kernels
+from capsnet.config import CapsNetConfig, Config
+from capsnet.data import Batch
+from capsnet.functional import one_hot
+from capsnet.kernels.allocator import keep_memory
+from capsnet.models.base import Output
+from capsnet.models.capsnet import CapsNet
+from capsnet.training import compute_loss
+
+SIDES = ("public", "plain", "fast", "fast-bf16")
+
+
+class PublicStyle(nn.Module):
+    """The paper's network written as public implementations write it; for comparison only."""
+
+    def __init__(self, config: CapsNetConfig) -> None:
+        super().__init__()
+        ours = CapsNet(config)
+        self.config, self.decoder = config, ours.decoder
+        channels = config.stem_channels[-1]
+        self.conv1 = nn.Conv2d(config.image_shape[0], channels, config.stem_kernels[0])
+        self.primary = nn.Conv2d(channels, config.primary_types * config.primary_dim, config.primary_kernel, 2)
+        self.W = nn.Parameter(ours.caps[0].weight.detach().clone())  # type: ignore[union-attr,operator]
+
+    def squash(self, s: Tensor) -> Tensor:
+        squared = (s**2).sum(-1, keepdim=True)
+        return squared / (1 + squared) * s / torch.sqrt(squared + 1e-9)
+
+    def forward(self, images: Tensor) -> Output:
+        b, dim = len(images), self.config.primary_dim
+        maps = self.primary(torch.relu(self.conv1(images)))
+        u = self.squash(maps.view(b, -1, dim, *maps.shape[2:]).permute(0, 1, 3, 4, 2).reshape(b, -1, dim))
+        u_hat = (self.W[None] @ u[:, :, None, :, None]).squeeze(-1)  # b i j q
+        b_ij = torch.zeros(*u_hat.shape[:3], 1, device=u.device)
+        for t in range(self.config.iterations):
+            c_ij = torch.softmax(b_ij, dim=2)
+            v = self.squash((c_ij * u_hat).sum(1, keepdim=True))
+            if t < self.config.iterations - 1:
+                b_ij = b_ij + (u_hat * v).sum(-1, keepdim=True)
+        v = v.squeeze(1)
+        return Output(torch.sqrt((v**2).sum(-1) + 1e-9), v)
+
+    def reconstruct_set(self, poses: Tensor, targets: Tensor) -> Tensor:
+        assert self.decoder is not None
+        return self.decoder(poses * targets[:, :, None])
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is measured: a network and a batch."""
+
+    model: CapsNetConfig = CapsNetConfig()
+    batch: int = 128
+
+    def described(self) -> str:
+        c, h, w = self.model.image_shape
+        return f"{c}×{h}×{w}, batch {self.batch}, {self.model.num_classes} classes, {self.model.iterations} iterations"
+
+
+# ---------------------------------------------------------------------------------------- inside a worker process
+
+
+class Worker:
+    """One side of the comparison: builds its network once, then runs steps on demand."""
+
+    def __init__(self, side: str, case: Case) -> None:
+        if side != "public":
+            keep_memory()
+        torch.manual_seed(0)
+        self.side, self.case = side, case
+        self.model: Any = PublicStyle(case.model) if side == "public" else CapsNet(case.model)
+        fused = {} if side == "public" else {"fused": True}
+        self.optimizer = torch.optim.Adam(self.model.parameters(), **fused)  # type: ignore[arg-type]
+        self.config = Config(model=case.model)
+        self.batch = self.make_batch(case.batch)
+
+    def make_batch(self, size: int) -> Batch:
+        labels = torch.arange(size) % self.case.model.num_classes
+        images = torch.rand(size, *self.case.model.image_shape)
+        return Batch(images, one_hot(labels, self.case.model.num_classes), labels, torch.arange(size))
+
+    def path(self) -> Any:
+        return kernels.plain() if self.side == "plain" else nullcontext()
+
+    def train(self) -> None:
+        """Forward, loss, backward, Adam."""
+        with self.path(), torch.autocast("cpu", torch.bfloat16, enabled=self.side == "fast-bf16"):
+            loss = compute_loss(self.model, self.batch, self.config).total
+        self.optimizer.zero_grad(set_to_none=True)
+        with self.path():
+            loss.backward()
+        self.optimizer.step()
+
+    def infer(self, size: int) -> None:
+        with self.path(), torch.inference_mode():
+            self.model.eval()(self.make_batch(size).images)
+
+    def breakdown(self) -> dict[str, float]:
+        """Milliseconds of forward and backward by part, each part by itself on data of the right shape."""
+        model = self.model
+        images = self.batch.images
+        with self.path():
+            u = model.primary(model.stem(images)).detach().requires_grad_()
+            v = model.caps(u).detach().requires_grad_()
+            parts: dict[str, Callable[[], object]] = {
+                "convolutions": lambda: model.primary(model.stem(images)).sum().backward(),
+                "routing": lambda: model.caps(u).sum().backward(),
+                "decoder": lambda: model.reconstruct_set(v, self.batch.targets).sum().backward(),
+                "Adam": self.optimizer.step,
+            }
+            return {name: 1e3 * statistics.median(timed(part, 5)) for name, part in parts.items()}
+
+    def answer(self, request: dict[str, Any]) -> Any:
+        if request["do"] == "train":
+            return timed(self.train, request["steps"])
+        if request["do"] == "infer":
+            return timed(lambda: self.infer(request["size"]), request["steps"])
+        if request["do"] == "peak":
+            return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        if request["do"] == "gemm":
+            return gemm_peak()
+        return self.breakdown()
+
+
+def timed(action: Callable[[], object], repeats: int) -> list[float]:
+    """Seconds of each repeat, the first one (not counted) to warm up where there is more than one."""
+    seconds = []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        action()
+        seconds.append(time.perf_counter() - began)
+    return seconds
+
+
+def gemm_peak(size: int = 2048) -> float:
+    """The machine's own best float32 matrix product, GFLOP/s."""
+    a, b = torch.randn(size, size), torch.randn(size, size)
+    return 2 * size**3 / min(timed(lambda: a @ b, 8)) / 1e9
+
+
+def cpu_name() -> str:
+    """What the processor calls itself, for the record."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def serve() -> None:
+    """The worker's loop: a JSON request on a line, a JSON answer on a line."""
+    side, case = sys.argv[1], json.loads(sys.argv[2])
+    from capsnet.config import model_from_dict
+
+    worker = Worker(side, Case(model_from_dict(case["model"]), case["batch"]))  # type: ignore[arg-type]
+    for line in sys.stdin:
+        print(json.dumps(worker.answer(json.loads(line))), flush=True)
+
+
+# -------------------------------------------------------------------------------------------------- in the parent
+
+
+class Side:
+    """A worker process and its answers."""
+
+    def __init__(self, name: str, case: Case) -> None:
+        from capsnet.config import model_to_dict
+
+        described = json.dumps({"model": model_to_dict(case.model), "batch": case.batch})
+        clean = {k: v for k, v in os.environ.items() if not k.startswith(("MALLOC_", "GLIBC_TUNABLES"))}
+        self.name = name
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", "from capsnet.bench import serve; serve()", name, described],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=clean,
+        )  # fmt: skip
+
+    def ask(self, **request: Any) -> Any:
+        assert self.process.stdin and self.process.stdout
+        self.process.stdin.write(json.dumps(request) + "\n")
+        self.process.stdin.flush()
+        line = self.process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"the {self.name} side of the benchmark died (exit code {self.process.wait()})")
+        return json.loads(line)
+
+    def close(self) -> None:
+        assert self.process.stdin and self.process.stdout
+        self.process.stdin.close()
+        self.process.stdout.close()
+        self.process.wait()
+
+
+Tick = Callable[[int, int], None]
+
+
+def take_turns(sides: Sequence[Side], repeats: int, tick: Callable[[], None], **request: Any) -> dict[str, list[float]]:
+    """Each side warms up once, then they take turns; the seconds of every counted step."""
+    seconds: dict[str, list[float]] = {side.name: [] for side in sides}
+    for turn in range(repeats + 1):
+        for side in sides:
+            answer = side.ask(**request)
+            tick()
+            if turn:
+                seconds[side.name] += answer
+    return seconds
+
+
+def measure(case: Case, *, repeats: int, details: bool, on_tick: Tick | None = None) -> dict[str, Any]:
+    """Everything about one case: training, inference at the case's batch and at 1, memory, and where the time goes."""
+    total = 3 * (repeats + 1) * len(SIDES)
+    done = 0
+
+    def tick() -> None:
+        nonlocal done
+        done += 1
+        if on_tick:
+            on_tick(min(done, total), total)
+
+    sides = [Side(name, case) for name in SIDES]
+    try:
+        train = take_turns(sides, repeats, tick, do="train", steps=1)
+        peaks = {side.name: side.ask(do="peak") for side in sides}
+        infer = take_turns(sides, repeats, tick, do="infer", size=case.batch, steps=2)
+        single = take_turns(sides, 3 * repeats, tick, do="infer", size=1, steps=5)
+        result = summarize(case, train, infer, single, peaks)
+        if details:
+            result["gemm_gflops"] = round(sides[2].ask(do="gemm"), 1)
+            result["breakdown_ms"] = {s.name: rounded(s.ask(do="breakdown")) for s in sides if s.name in ("plain", "fast")}
+            result["share_of_gemm_peak"] = share_of_peak(case, result)
+        return result
+    finally:
+        for side in sides:
+            side.close()
+
+
+def summarize(
+    case: Case, train: dict[str, list[float]], infer: dict[str, list[float]], single: dict[str, list[float]],
+    peaks: dict[str, float],
+) -> dict[str, Any]:  # fmt: skip
+    """Medians with their spread, and the ratios that they are measured for."""
+
+    def ratio(seconds: dict[str, list[float]], slow: str, quick: str) -> float:
+        return round(statistics.median(seconds[slow]) / statistics.median(seconds[quick]), 3)
+
+    return {
+        "case": case.described(),
+        "batch": case.batch,
+        "train_ratio_fp32": ratio(train, "public", "fast"),
+        "train_ratio_bf16": ratio(train, "public", "fast-bf16"),
+        "train_ratio_fp32_same_allocator": ratio(train, "plain", "fast"),
+        "train_ratio_bf16_same_allocator": ratio(train, "plain", "fast-bf16"),
+        "inference_ratio_batch128": ratio(infer, "public", "fast"),
+        "inference_ratio_batch1": ratio(single, "plain", "fast"),
+        "peak_mb_fast": round(peaks["fast"]),
+        "peak_mb_plain": round(peaks["plain"]),
+        "peak_mb_public": round(peaks["public"]),
+        "train_seconds": {name: spread(values) for name, values in train.items()},
+        "inference_seconds": {name: spread(values) for name, values in infer.items()},
+        "single_image_seconds": {name: spread(values) for name, values in single.items()},
+        "train_images_per_second": {n: round(case.batch / statistics.median(v), 1) for n, v in train.items()},
+        "inference_images_per_second": {n: round(case.batch / statistics.median(v), 1) for n, v in infer.items()},
+    }
+
+
+def spread(values: list[float]) -> dict[str, float]:
+    low, middle, high = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else [values[0]] * 3
+    return {"median": round(middle, 5), "quartile_low": round(low, 5), "quartile_high": round(high, 5)}
+
+
+def rounded(values: dict[str, float]) -> dict[str, float]:
+    return {name: round(value, 1) for name, value in values.items()}
+
+
+def multiply_adds(config: CapsNetConfig) -> int:
+    """Multiply-adds of one image's forward pass as the paper's equations state it (convolutions, votes, decoder)."""
+    c, h, w = config.image_shape
+    total, channels = 0, c
+    outs = [*config.stem_channels, config.primary_types * config.primary_dim]
+    for out, kernel, stride in zip(
+        outs, [*config.stem_kernels, config.primary_kernel], [*config.stem_strides, config.primary_stride], strict=True
+    ):
+        h, w = (h - kernel) // stride + 1, (w - kernel) // stride + 1
+        total, channels = total + h * w * out * channels * kernel**2, out
+    votes = h * w * config.primary_types * config.num_classes * config.class_dim
+    total += votes * config.primary_dim + 2 * config.iterations * votes
+    widths = [config.num_classes * config.class_dim, *config.decoder, math.prod(config.image_shape)]
+    return total + sum(a * b for a, b in zip(widths, widths[1:], strict=False)) * bool(config.decoder)
+
+
+def share_of_peak(case: Case, result: dict[str, Any]) -> dict[str, float]:
+    """Arithmetic of the plain equations a second (three times the forward pass), over the machine's GEMM peak.
+
+    Above 1 means: faster than any way to compute the direct convolution could be.
+    """
+    flops = 2 * 3 * multiply_adds(case.model) * case.batch
+    peak = 1e9 * result["gemm_gflops"]
+    return {n: round(flops / s["median"] / peak, 3) for n, s in result["train_seconds"].items()}
+
+
+def sweep_cases() -> dict[str, list[tuple[str, Case]]]:
+    """How cost grows: one quantity at a time around the paper's network at a batch of 32."""
+    base = Case(batch=32)
+
+    def vary(**changes: Any) -> Case:
+        return Case(replace(base.model, **changes), base.batch)
+
+    return {
+        "batch": [(str(n), Case(base.model, n)) for n in (1, 8, 32, 128)],
+        "image size": [(str(n), vary(image_shape=(1, n, n))) for n in (20, 28, 36, 48)],
+        "capsule types": [(str(n), vary(primary_types=n)) for n in (8, 16, 32, 64)],
+        "classes": [(str(n), vary(num_classes=n)) for n in (2, 10, 40)],
+        "iterations": [(str(n), vary(iterations=n)) for n in (1, 3, 5)],
+    }
+
+
+def sweep(repeats: int = 3, on_tick: Tick | None = None) -> list[dict[str, Any]]:
+    """Seconds of a training step, plain beside fast, for every case of the sweep."""
+    cases = [(quantity, value, case) for quantity, rows in sweep_cases().items() for value, case in rows]
+    rows = []
+    for number, (quantity, value, case) in enumerate(cases):
+        sides = [Side(name, case) for name in ("plain", "fast")]
+        try:
+            seconds = take_turns(sides, repeats, lambda: None, do="train", steps=1)
+            peaks = {side.name: round(side.ask(do="peak")) for side in sides}
+        finally:
+            for side in sides:
+                side.close()
+        median = {name: round(statistics.median(values), 5) for name, values in seconds.items()}
+        rows.append({"quantity": quantity, "value": value, "seconds": median, "peak_mb": peaks})
+        if on_tick:
+            on_tick(number + 1, len(cases))
+    return rows

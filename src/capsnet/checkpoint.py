@@ -1,0 +1,179 @@
+"""Weights and training state on disk: safetensors with JSON in the header, and never a pickle.
+
+A file is written beside its place, flushed to the disk and then moved there, so that a kill, a crash or a full disk
+leaves either the old file or the new one, whole. Whatever is read is checked before it is used.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from capsnet.config import model_from_dict, model_to_dict
+from capsnet.errors import UserError
+from capsnet.models.registry import Model, build
+
+FORMAT = "1"
+MODEL_FILE = "model.safetensors"
+STATE_FILE = "state.safetensors"
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a file so that at every moment either the old one or the new one is there, whole."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        umask = os.umask(0)
+        os.umask(umask)
+        os.chmod(temporary, 0o666 & ~umask)  # mkstemp's 0600 is for secrets
+        os.replace(temporary, path)
+    except OSError as error:
+        Path(temporary).unlink(missing_ok=True)
+        kept = " The previous file is still good." if path.exists() else ""
+        raise UserError(f"could not write {path}: {error.strerror}.{kept} Free some space, then try again.") from error
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_bytes(path, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())
+
+
+def read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError:
+        raise UserError(f"there is no {path}.") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} is no readable JSON ({error}); restore it, or train again.") from None
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Delete what an interrupted write has left behind."""
+    for part in folder.glob(".*.part"):
+        part.unlink(missing_ok=True)
+
+
+def write_tensors(path: Path, tensors: dict[str, Tensor], record: dict[str, Any]) -> None:
+    """Tensors and a JSON record as one safetensors file."""
+    whole = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    metadata = {"capsnet": FORMAT, "record": json.dumps(record)}
+    write_bytes(path, safetensors.torch.save(whole, metadata))
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors and record of a file, or a sentence that says what is wrong with it."""
+    if not path.is_file():
+        raise UserError(f"there is no checkpoint {path}; `capsnet models` lists what there is.")
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        record = json.loads(metadata.get("record", "null"))
+    except (safetensors.SafetensorError, OSError, ValueError) as error:
+        raise UserError(f"{path} is damaged or only half there ({error}); restore it, or train again.") from None
+    if metadata.get("capsnet") != FORMAT or not isinstance(record, dict):
+        raise UserError(f"{path} was not written by this version of capsnet: its header has no format {FORMAT}.")
+    return tensors, record
+
+
+def save_model(path: Path, model: Model, certificate: dict[str, Any]) -> None:
+    """Weights with all that is needed to use them: architecture, class names, birth certificate."""
+    record = {
+        "model": model_to_dict(model.config),
+        "classes": list(model.classes),
+        "multi_label": getattr(model, "multi_label", False),
+        "certificate": certificate,
+    }
+    write_tensors(path, model.state_dict(), record)
+
+
+def load(path: str | Path, device: str | torch.device = "cpu") -> Model:
+    """A trained model from a run's folder or a .safetensors file, ready to predict.
+
+    >>> model = load("runs/demo")  # doctest: +SKIP
+    >>> model.predict(images).labels  # doctest: +SKIP
+    """
+    file = model_file(path)
+    tensors, record = read_tensors(file)
+    if "model" not in record:
+        raise UserError(f"{file} holds the state of a training, not a model; `capsnet train --resume` continues it.")
+    model = build(model_from_dict(record["model"]))
+    fill(model, tensors, file)
+    model.classes = tuple(map(str, record["classes"]))
+    if record.get("multi_label"):
+        model.multi_label = True
+    return model.to(device).eval()
+
+
+def model_file(path: str | Path) -> Path:
+    """The weight file that a run's folder or a path means."""
+    path = Path(path)
+    if path.is_dir():
+        if not (path / MODEL_FILE).exists() and (path / STATE_FILE).exists():
+            raise UserError(f"the training in {path} has not finished: `capsnet train --resume {path}` continues it.")
+        return path / MODEL_FILE
+    return path
+
+
+def fill(model: torch.nn.Module, tensors: dict[str, Tensor], file: Path) -> None:
+    """Load tensors into a model after checking names, shapes and that every number is finite."""
+    expected = model.state_dict()
+    if strange := set(expected) ^ set(tensors):
+        raise UserError(f"{file} does not fit its own architecture: {sorted(strange)[0]} is missing or too many.")
+    for name, tensor in tensors.items():
+        if tensor.shape != expected[name].shape:
+            raise UserError(
+                f"{file} does not fit: {name} is {tuple(tensor.shape)} in the file "
+                f"and {tuple(expected[name].shape)} in the model."
+            )
+        if tensor.is_floating_point() and not tensor.isfinite().all():
+            raise UserError(f"{file} has numbers in {name} that are not finite; use an earlier checkpoint.")
+    model.load_state_dict(tensors)
+
+
+def certificate(config: dict[str, Any], seconds: float, **more: Any) -> dict[str, Any]:
+    """A result's birth certificate: what was run, by which versions, on what, for how long."""
+    import numpy
+
+    from capsnet import __version__
+
+    return {
+        "config": config,
+        "capsnet": __version__,
+        "git": git_hash(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": numpy.__version__,
+        "machine": f"{platform.system()} {platform.machine()}, {torch.get_num_threads()} threads",
+        "seconds": round(seconds, 1),
+        **more,
+    }
+
+
+def git_hash() -> str | None:
+    """The commit of the source tree that runs, with a + where it has changes; None for an installed package."""
+    here = Path(__file__).resolve().parent
+    command = ["git", "-C", str(here), "describe", "--always", "--dirty=+", "--abbrev=12", "--exclude=*"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    inside = "site-packages" not in str(here) and done.returncode == 0
+    return done.stdout.strip() if inside and sys.executable else None

@@ -1,0 +1,300 @@
+"""Every choice in one place: a field is a command-line flag, its help text and its record in the JSON.
+
+Frozen dataclasses, one for each concern; `Config` holds them all. A preset is a promise: its docstring gives the
+command, the minutes on two cores and the error to expect.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from capsnet.data.augment import Augment
+from capsnet.errors import UserError, unknown
+from capsnet.layers import Init
+from capsnet.losses import MarginReduction
+
+
+@dataclass(frozen=True)
+class CapsNetConfig:
+    """A capsule network: convolutional stem, primary capsules, class capsules by routing, decoder."""
+
+    image_shape: tuple[int, int, int] = (1, 28, 28)
+    """Channels, height and width; taken from the data when training."""
+    num_classes: int = 10
+    """Number of class capsules; taken from the data when training."""
+    stem_channels: tuple[int, ...] = (256,)
+    """Output channels of each convolution before the primary capsules."""
+    stem_kernels: tuple[int, ...] = (9,)
+    """Kernel size of each of them."""
+    stem_strides: tuple[int, ...] = (1,)
+    """Stride of each of them."""
+    stem_norm: bool = False
+    """Batch normalisation after each of them (the paper has none)."""
+    primary_types: int = 32
+    """Types of primary capsules at each position of the grid."""
+    primary_dim: int = 8
+    """Numbers in a primary capsule."""
+    primary_kernel: int = 9
+    """Kernel size of the primary capsules' convolution."""
+    primary_stride: int = 2
+    """Its stride."""
+    primary_factor: bool = False
+    """Multiply the primary capsules' convolution by 1/types, as the authors' code does."""
+    hidden_caps: tuple[tuple[int, int], ...] = ()
+    """Capsule layers between primary and class capsules: (number, numbers in each) for each layer."""
+    class_dim: int = 16
+    """Numbers in a class capsule: its pose."""
+    routing: str = "dynamic"
+    """Routing algorithm."""
+    iterations: int = 3
+    """Routing iterations; 1 means uniform couplings."""
+    leaky: bool = False
+    """Leaky routing: an extra zero logit takes what fits no class."""
+    routing_bias: bool = False
+    """A learnt bias added to s_j in every iteration, as in the authors' code."""
+    detach: bool = False
+    """Let the gradient flow through the last routing iteration only."""
+    shared: bool = False
+    """Share the transformations over the positions of the grid: large images and many classes fit."""
+    decoder: tuple[int, ...] = (512, 1024)
+    """Hidden widths of the decoder; empty for no decoder at all."""
+    init: Init = "default"
+    """Initial weights: PyTorch's own, or the authors' truncated normals with biases of 0.1."""
+
+
+@dataclass(frozen=True)
+class CNNConfig:
+    """One of the paper's convolutional baselines, or a network of the same make in other sizes."""
+
+    image_shape: tuple[int, int, int] = (1, 28, 28)
+    """Channels, height and width; taken from the data when training."""
+    num_classes: int = 10
+    """Number of outputs; taken from the data when training."""
+    channels: tuple[int, ...] = (256, 256, 128)
+    """Output channels of each convolution."""
+    kernels: tuple[int, ...] = (5, 5, 5)
+    """Kernel size of each of them (padding keeps the size)."""
+    pool: tuple[int, ...] = (1, 1, 1)
+    """Max-pooling after each of them; 1 for none."""
+    hidden: tuple[int, ...] = (328, 192)
+    """Widths of the fully connected layers."""
+    dropout: float = 0.5
+    """Dropout before the outputs."""
+
+
+ModelConfig = CapsNetConfig | CNNConfig
+
+
+@dataclass(frozen=True)
+class LossConfig:
+    """Margin loss plus reconstruction; CNNs take cross-entropy and ignore all of this."""
+
+    present: float = 0.9
+    """m⁺: a class that is there should be at least this long."""
+    absent: float = 0.1
+    """m⁻: a class that is not there should be at most this long."""
+    down_weight: float = 0.5
+    """λ: how much the classes that are not there count."""
+    margin_reduction: MarginReduction = "sum"
+    """Sum over the classes (the paper), or half their mean (the authors' code)."""
+    reconstruction: float = 0.0005
+    """Weight of the SUM of squared pixel differences; 0 turns the decoder off."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """A training, whole."""
+
+    preset: str = "quick"
+    """The preset that this started from."""
+    data: str = "mnist"
+    """mnist, fashion-mnist, cifar10, folder:PATH or csv:PATH."""
+    image_size: int | None = None
+    """Resize images of a folder to this many pixels (default: their own size, or 64)."""
+    validation: int = 10_000
+    """How many training images are held back to choose things on; 0 trains on all of them."""
+    validation_choice: Literal["seeded", "first"] = "seeded"
+    """Which ones: by the seed, or the first ones as in the authors' code."""
+    epochs: int = 10
+    """Passes over the training images."""
+    batch_size: int = 128
+    """Images in a step."""
+    optimizer: Literal["adam", "adamw"] = "adam"
+    """Adam, or Adam with decoupled weight decay."""
+    lr: float = 0.001
+    """Learning rate (its peak, where the schedule has one)."""
+    schedule: Literal["constant", "exponential", "one-cycle"] = "constant"
+    """How it changes: not at all; × 0.96 every 2,000 steps, continuously; up, then down to almost nothing."""
+    warmup: float = 0.2
+    """Share of the steps on which one-cycle goes up."""
+    weight_decay: float = 0.0
+    """Decoupled weight decay, with adamw."""
+    average: float = 0.0
+    """Weight averaging: decay of the moving average that is evaluated and saved; 0 for none."""
+    clip: float = 0.0
+    """Clip the norm of the gradient at this; 0 for never."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """bf16: large products in bfloat16 where the machine has them in hardware."""
+    patience: int = 0
+    """Stop when the validation error has not improved for this many epochs; 0 for never."""
+    seed: int = 0
+    """Fixes the initial weights, the split, every batch and every augmentation."""
+    device: str = "auto"
+    """auto, cpu, cuda or mps."""
+    save_every: float = 60.0
+    """Seconds between two checkpoints; one is also written after every epoch."""
+    model: ModelConfig = field(default_factory=CapsNetConfig)
+    """The network."""
+    loss: LossConfig = field(default_factory=LossConfig)
+    """What is minimised."""
+    augment: Augment = field(default_factory=Augment)
+    """What is done to training images; never to test images."""
+
+
+PRESETS: dict[str, Config] = {}
+PROMISES: dict[str, str] = {}
+
+
+def preset(function: Callable[[], Config]) -> Callable[[], Config]:
+    """Register a preset under its function's name; its docstring is its promise."""
+    name = function.__name__.replace("_", "-")
+    PRESETS[name] = replace(function(), preset=name)
+    PROMISES[name] = " ".join((function.__doc__ or "").split())
+    return function
+
+
+def get_preset(name: str) -> Config:
+    """The preset of that name; an unknown name lists the choices."""
+    if name not in PRESETS:
+        raise unknown("preset", name, PRESETS)
+    return PRESETS[name]
+
+
+@preset
+def quick() -> Config:
+    """A compact capsule network on all 60,000 digits.
+
+    `capsnet train`
+    """
+    return Config(
+        validation=0, epochs=4, batch_size=128, optimizer="adamw", lr=0.004, schedule="one-cycle",
+        weight_decay=0.01,
+        model=CapsNetConfig(
+            stem_channels=(32, 64), stem_kernels=(5, 3), stem_strides=(2, 1), stem_norm=True,
+            primary_types=32, primary_kernel=5, primary_stride=2, routing_bias=True,
+        ),
+        augment=Augment(shift=2),
+    )  # fmt: skip
+
+
+@preset
+def paper() -> Config:
+    """The paper's text: 8,215,568 parameters, Adam, margin loss summed, shifts up to 2 px.
+
+    `capsnet train --preset paper`
+    """
+    return Config(epochs=30, schedule="exponential", augment=Augment(shift=2))
+
+
+@preset
+def official() -> Config:
+    """The authors' code, with every choice that the paper does not mention.
+
+    `capsnet train --preset official --epochs 640` for their 300,000 steps.
+    """
+    return Config(
+        epochs=30, schedule="exponential", validation_choice="first",
+        model=CapsNetConfig(primary_factor=True, routing_bias=True, init="official"),
+        loss=LossConfig(margin_reduction="half-mean"),
+        augment=Augment(shift=2),
+    )  # fmt: skip
+
+
+@preset
+def baseline_mnist() -> Config:
+    """The paper's MNIST baseline: 35,445,522 parameters, ten times the arithmetic of the capsule network.
+
+    `capsnet train --preset baseline-mnist`
+    """
+    return Config(epochs=10, model=CNNConfig(), augment=Augment(shift=2))
+
+
+@preset
+def baseline_multimnist() -> Config:
+    """The paper's MultiMNIST baseline at 36×36: 24,563,978 parameters, a sigmoid for each class.
+
+    It needs images with several digits; on single digits it trains with cross-entropy.
+    """
+    model = CNNConfig((1, 36, 36), 10, (512, 256), (9, 5), (2, 2), (1024,))
+    return Config(epochs=10, model=model, augment=Augment(shift=2))
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """A config as plain JSON types, with the kind of the model by name."""
+    record = dataclasses.asdict(config)
+    if isinstance(config, Config):
+        record["model"] = model_to_dict(config.model)
+    return record
+
+
+def model_to_dict(config: ModelConfig) -> dict[str, Any]:
+    return {"kind": "capsnet" if isinstance(config, CapsNetConfig) else "cnn", **dataclasses.asdict(config)}
+
+
+def from_dict(record: dict[str, Any]) -> Config:
+    """The config back from JSON; fields that this version does not know are named in the error."""
+    parts = dict(record)
+    parts["model"] = model_from_dict(record["model"])
+    parts["loss"] = _build(LossConfig, record["loss"])
+    parts["augment"] = _build(Augment, record["augment"])
+    return _build(Config, parts)
+
+
+def model_from_dict(record: dict[str, Any]) -> ModelConfig:
+    kinds: dict[str, Any] = {"capsnet": CapsNetConfig, "cnn": CNNConfig}
+    parts = dict(record)
+    kind = parts.pop("kind", "capsnet")
+    if kind not in kinds:
+        raise unknown("kind of model", str(kind), kinds)
+    return typing.cast(ModelConfig, _build(kinds[kind], parts))
+
+
+def _build(cls: type, record: dict[str, Any]) -> Any:
+    """A frozen dataclass from JSON types: lists become tuples again, and every field is checked."""
+    hints = typing.get_type_hints(cls)
+    if strange := sorted(set(record) - set(hints)):
+        raise UserError(
+            f"the file's {cls.__name__} has fields that this version does not know: {', '.join(strange)}; "
+            f"install the version of capsnet that wrote it."
+        )
+    values = {name: _tuples(value) for name, value in record.items()}
+    for name, value in values.items():
+        if not _fits(value, hints[name]):
+            raise UserError(f"the file's {cls.__name__}.{name} is {value!r}, which is no {hints[name]}: it is damaged.")
+    return cls(**values)
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(_tuples(v) for v in value) if isinstance(value, list | tuple) else value
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a JSON value has the type that the field asks for (the few kinds of types used in this file)."""
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Literal:
+        return value in args
+    if origin in (typing.Union, types.UnionType):
+        return any(_fits(value, arg) for arg in args)
+    if origin is tuple:
+        inner = [args[0]] * len(value) if isinstance(value, tuple) and args[-1] is Ellipsis else args
+        return isinstance(value, tuple) and len(value) == len(inner) and all(map(_fits, value, inner))
+    if hint is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, hint)

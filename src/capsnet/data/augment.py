@@ -1,0 +1,115 @@
+"""Augmentation of whole batches, for training only.
+
+The paper moves MNIST digits by up to 2 pixels with zero padding and does nothing else (section 5): `Augment(2)`.
+The other fields are ours. Every choice is drawn from a CPU generator, so it does not depend on the device.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Generator, Tensor
+from torch.nn import functional as F
+
+from capsnet.errors import UserError
+
+
+@dataclass(frozen=True)
+class Augment:
+    """How training images are varied; everything off by default."""
+
+    shift: int = 0
+    """Move by up to this many whole pixels in each direction, zeros coming in; the paper uses 2 on MNIST."""
+    rotate: float = 0.0
+    """Turn by up to this many degrees either way."""
+    scale: float = 0.0
+    """Enlarge or shrink by up to this share: 0.1 means 0.9 to 1.1 times."""
+    shear: float = 0.0
+    """Slant by up to this many pixels a row: 0.2 moves the top of a 20-pixel digit by 4 against its bottom."""
+    flip: bool = False
+    """Mirror left to right, every second image; never for digits or letters."""
+    elastic: float = 0.0
+    """Bend by smooth random displacements of about this many pixels."""
+    erase: int = 0
+    """Blank out one random square of this side."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            if not 0 <= getattr(self, field.name) < math.inf:
+                raise UserError(f"augmentation {field.name}={getattr(self, field.name)} should be 0 or more.")
+        if self.scale >= 1:
+            raise UserError(f"augmentation scale={self.scale} should be below 1: 0.1 means 0.9 to 1.1 times.")
+
+    @property
+    def warps(self) -> bool:
+        """True when pixels are interpolated, not only moved."""
+        return any((self.rotate, self.scale, self.shear, self.elastic))
+
+
+def augment(images: Tensor, spec: Augment, generator: Generator) -> Tensor:
+    """A varied copy of float images (b, c, h, w); the shift alone keeps every value exactly."""
+    b, side = len(images), max(images.shape[2:])
+    if spec.shift >= side:
+        raise UserError(f"a shift of {spec.shift} pixels can push images of {side} pixels out of view.")
+    # Drawn whether used or not, so that switching one of them on leaves the other as it was
+    move = torch.randint(-spec.shift, spec.shift + 1, (2, b), generator=generator)
+    flipped = torch.rand(b, generator=generator) < 0.5
+    if spec.flip:
+        images = torch.where(flipped.to(images.device).view(b, 1, 1, 1), images.flip(3), images)
+    if spec.warps:
+        images = warp(images, spec, move, generator)
+    elif spec.shift:
+        images = shift_by(images, move[0], move[1])
+    return erase(images, spec.erase, generator) if spec.erase else images
+
+
+def shift_by(images: Tensor, down: Tensor, right: Tensor) -> Tensor:
+    """Move each image (c, h, w) of a batch by whole pixels `down`, `right` (b,), zeros coming in."""
+    b, c, h, w = images.shape
+    most = int(torch.stack([down.abs(), right.abs()]).max()) if b else 0
+    padded = F.pad(images, (most, most, most, most))
+    # Row y of the result is row y − down of the image, which lies `most` further on in the padded one
+    rows = torch.arange(h) + most - down.view(b, 1)
+    columns = torch.arange(w) + most - right.view(b, 1)
+    flat = rows.view(b, 1, h, 1) * (w + 2 * most) + columns.view(b, 1, 1, w)
+    index = flat.reshape(b, 1, h * w).to(images.device).expand(b, c, h * w)
+    return padded.flatten(2).gather(2, index).view(b, c, h, w)
+
+
+def warp(images: Tensor, spec: Augment, move: Tensor, generator: Generator) -> Tensor:
+    """Rotation, scale, shear, bending and the shift (2, b) in one bilinear interpolation, zeros coming in."""
+    b, _, h, w = images.shape
+    grid = F.affine_grid(_affine(spec, move, h, w, generator), [b, 1, h, w], align_corners=False)
+    if spec.elastic:
+        coarse = torch.randn(b, 2, 4, 4, generator=generator) * spec.elastic
+        bend = F.interpolate(coarse, (h, w), mode="bicubic", align_corners=True).permute(0, 2, 3, 1)
+        grid = grid + bend * torch.tensor([2 / w, 2 / h])  # from pixels to a grid that runs from −1 to 1
+    return F.grid_sample(images, grid.to(images), mode="bilinear", align_corners=False)
+
+
+def erase(images: Tensor, side: int, generator: Generator) -> Tensor:
+    """Zero a square of this side in each image; the square lies wholly inside."""
+    b, _, h, w = images.shape
+    if side > min(h, w):
+        raise UserError(f"erase={side} is larger than the images, which are {h}×{w}.")
+    top = torch.randint(0, h - side + 1, (b, 1), generator=generator)
+    left = torch.randint(0, w - side + 1, (b, 1), generator=generator)
+    rows = (torch.arange(h) >= top) & (torch.arange(h) < top + side)
+    columns = (torch.arange(w) >= left) & (torch.arange(w) < left + side)
+    inside = rows.view(b, 1, h, 1) & columns.view(b, 1, 1, w)
+    return images.masked_fill(inside.to(images.device), 0)
+
+
+def _affine(spec: Augment, move: Tensor, h: int, w: int, generator: Generator) -> Tensor:
+    """(b, 2, 3): where each output position (−1 to 1) looks in the input, the inverse of what the eye sees."""
+    angle, factor, slant = torch.rand(3, move.shape[1], generator=generator) * 2 - 1
+    angle, factor, slant = angle * math.radians(spec.rotate), 1 + factor * spec.scale, slant * spec.shear
+    cos, sin, one, zero = angle.cos(), angle.sin(), torch.ones_like(angle), torch.zeros_like(angle)
+    rotation = torch.stack([cos, -sin, sin, cos], 1).view(-1, 2, 2)
+    shearing = torch.stack([one, slant, zero, one], 1).view(-1, 2, 2)
+    inverse = torch.linalg.inv(rotation @ shearing * factor.view(-1, 1, 1))  # acts on (x, y) in pixels
+    half = torch.tensor([w / 2, h / 2])
+    shift = inverse @ -move.flip(0).T.unsqueeze(2).float()
+    return torch.cat([inverse * half, shift], 2) / half.view(2, 1)

@@ -1,0 +1,89 @@
+"""Batches out of a data set that lies on the device as one tensor: no worker processes, no state.
+
+The batch of a step is a function of (seed, step) alone, so a run that is resumed at step 7,003 sees what it would
+have seen. Training drops the incomplete tail of each shuffled pass; evaluation drops nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from capsnet.data.augment import Augment, augment
+from capsnet.data.datasets import Dataset, multi_hot
+from capsnet.data.seeds import generator
+from capsnet.errors import UserError
+
+
+class Batch(NamedTuple):
+    """images float (b, c, h, w) in [0, 1]; targets float (b, j); labels as in the data set; index (b,) into it."""
+
+    images: Tensor
+    targets: Tensor
+    labels: Tensor
+    index: Tensor
+
+
+class Batches:
+    """The training batches of a data set, by number: `len` of them are one epoch, and step n has batch(n)."""
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        batch_size: int,
+        seed: int = 0,
+        augment: Augment | None = None,
+        shuffle: bool = True,
+    ) -> None:
+        if batch_size < 1:
+            raise UserError(f"a batch needs at least 1 image and batch_size is {batch_size}.")
+        if batch_size > len(dataset):
+            raise UserError(
+                f"a batch of {batch_size} does not fit into the {len(dataset)} training images of {dataset.name}: "
+                f"choose a batch size of at most {len(dataset)}."
+            )
+        self.dataset, self.batch_size, self.seed = dataset, batch_size, seed
+        self.augment, self.shuffle = augment, shuffle
+        self._order: tuple[int, Tensor] = (-1, torch.empty(0))  # the last epoch's, kept only for speed
+
+    def __len__(self) -> int:
+        """Steps in an epoch."""
+        return len(self.dataset) // self.batch_size
+
+    def batch(self, step: int) -> Batch:
+        """The batch of a step, counted from 0 over all epochs; the same whenever it is asked for."""
+        if step < 0:
+            raise UserError(f"steps are counted from 0 and this one is {step}.")
+        epoch, place = divmod(step, len(self))
+        index = self._permutation(epoch)[place * self.batch_size : (place + 1) * self.batch_size]
+        batch = _gather(self.dataset, index)
+        if self.augment is None or self.augment == Augment():
+            return batch
+        return batch._replace(
+            images=augment(batch.images, self.augment, generator(self.seed, "augment", step))
+        )
+
+    def _permutation(self, epoch: int) -> Tensor:
+        if self._order[0] != epoch:
+            n, device = len(self.dataset), self.dataset.images.device
+            shuffled = torch.randperm(n, generator=generator(self.seed, "shuffle", epoch))
+            self._order = (epoch, (shuffled if self.shuffle else torch.arange(n)).to(device))
+        return self._order[1]
+
+
+def in_order(dataset: Dataset, batch_size: int) -> Iterator[Batch]:
+    """Everything once, in order and as it is, the last partial batch too: for evaluation."""
+    if batch_size < 1:
+        raise UserError(f"a batch needs at least 1 image and batch_size is {batch_size}.")
+    everything = torch.arange(len(dataset), device=dataset.images.device)
+    for index in everything.split(batch_size) if len(dataset) else ():
+        yield _gather(dataset, index)
+
+
+def _gather(dataset: Dataset, index: Tensor) -> Batch:
+    labels = dataset.labels[index]
+    images = dataset.images[index].float().div_(255)
+    return Batch(images, multi_hot(labels, len(dataset.classes)), labels, index)

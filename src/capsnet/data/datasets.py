@@ -1,0 +1,222 @@
+"""Data sets as whole tensors, cut into training, validation and test parts.
+
+The paper trains on MNIST's 60,000 images and tests on its 10,000; its authors' code holds back the first 10,000
+training images for validation (`validation_choice="first"`). We hold back 10,000 drawn by the seed unless told
+otherwise, so that no choice is ever made on the test set.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from capsnet.data import sources
+from capsnet.data.seeds import generator
+from capsnet.errors import UserError, unknown
+
+NAMES = {
+    "mnist": "70,000 handwritten digits, 28×28 grey, 10 classes",
+    "fashion-mnist": "70,000 articles of clothing, 28×28 grey, 10 classes",
+    "cifar10": "60,000 small photographs, 32×32 colour, 10 classes",
+    "folder:PATH": "your images, one subfolder a class (or PATH/train and PATH/test with one each)",
+    "csv:PATH": "your images and their labels, a table of file,labels; several labels apart by ; or |",
+}
+CLASSES = {
+    "mnist": tuple("0123456789"),
+    "fashion-mnist": (
+        *("T-shirt/top", "trouser", "pullover", "dress", "coat"),
+        *("sandal", "shirt", "sneaker", "bag", "ankle boot"),
+    ),
+    "cifar10": (
+        *("airplane", "automobile", "bird", "cat", "deer"),
+        *("dog", "frog", "horse", "ship", "truck"),
+    ),
+}
+DEFAULT_VALIDATION = 10_000
+Choice = Literal["seeded", "first"]
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Images with their labels.
+
+    `images` uint8 (n, c, h, w); `labels` int64 (n,), or bool (n, j) when an image may have several or none.
+    """
+
+    images: Tensor
+    labels: Tensor
+    classes: tuple[str, ...]
+    name: str
+
+    def __post_init__(self) -> None:
+        _check_images(self.images, self.name)
+        _check_labels(self.labels, len(self.images), self.classes, self.name)
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    @property
+    def n(self) -> int:
+        return len(self.images)
+
+    @property
+    def multi_label(self) -> bool:
+        return self.labels.dtype == torch.bool
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """(c, h, w)"""
+        c, h, w = self.images.shape[1:]
+        return c, h, w
+
+    @property
+    def targets(self) -> Tensor:
+        """float (n, j): 1 where the class is there."""
+        return multi_hot(self.labels, len(self.classes))
+
+    def to(self, device: torch.device | str) -> Dataset:
+        """The same on another device; all of it, so that a batch costs an index and not a copy."""
+        return replace(self, images=self.images.to(device), labels=self.labels.to(device))
+
+    def subset(self, indices: Tensor) -> Dataset:
+        indices = indices.to(self.images.device)
+        return replace(self, images=self.images[indices], labels=self.labels[indices])
+
+
+@dataclass(frozen=True, eq=False)
+class Splits:
+    """The three parts; no image is in two of them. The validation part may be empty."""
+
+    train: Dataset
+    validation: Dataset
+    test: Dataset
+
+    def to(self, device: torch.device | str) -> Splits:
+        return Splits(self.train.to(device), self.validation.to(device), self.test.to(device))
+
+
+def load(
+    name: str,
+    *,
+    validation: int = DEFAULT_VALIDATION,
+    validation_choice: Choice = "seeded",
+    seed: int = 0,
+    image_size: int | None = None,
+    channels: int | None = None,
+    progress: bool | None = None,
+) -> Splits:
+    """A data set by its name (see `NAMES`), fetched on first use.
+
+    `validation` images are taken out of the training part, drawn by `seed` or the first ones; 0 leaves them in.
+    `image_size` and `channels` (1 or 3) convert. For your own images see `capsnet.data.folder`.
+    """
+    _check_options(validation, validation_choice, image_size, channels)
+    kind, colon, path = name.partition(":")
+    if colon and kind in ("folder", "csv"):
+        from capsnet.data import folder
+
+        read = folder.load_folder if kind == "folder" else folder.load_csv
+        options = folder.Options(validation, validation_choice, seed, image_size, channels, progress)
+        return read(Path(path).expanduser(), options)
+    if name not in CLASSES:
+        raise unknown("data set", name, NAMES)
+    train, test = (_convert(part, image_size, channels) for part in _published(name, progress))
+    return _hold_back(train, test, validation, validation_choice, seed)
+
+
+def split_indices(n: int, held_back: int, choice: Choice, seed: int) -> tuple[Tensor, Tensor]:
+    """The indices that stay and those that are held back, both in their old order."""
+    order = torch.arange(n)
+    if choice == "seeded":
+        order = torch.randperm(n, generator=generator(seed, "validation"))
+    return order[held_back:].sort().values, order[:held_back].sort().values
+
+
+def multi_hot(labels: Tensor, classes: int) -> Tensor:
+    """float (n, j) from int64 (n,) or bool (n, j).
+
+    >>> multi_hot(torch.tensor([2, 0]), 3)
+    tensor([[0., 0., 1.],
+            [1., 0., 0.]])
+    """
+    if labels.dtype == torch.bool:
+        return labels.float()
+    return torch.nn.functional.one_hot(labels, classes).float()
+
+
+def _published(name: str, progress: bool | None) -> tuple[Dataset, Dataset]:
+    arrays = sources.read(sources.SOURCES[name], progress=progress)
+    parts = []
+    for images, labels in (arrays[:2], arrays[2:]):
+        pixels = torch.from_numpy(images if images.ndim == 4 else images[:, None])
+        parts.append(Dataset(pixels, torch.from_numpy(labels.astype(np.int64)), CLASSES[name], name))
+    return parts[0], parts[1]
+
+
+def _hold_back(train: Dataset, test: Dataset, validation: int, choice: Choice, seed: int) -> Splits:
+    if validation >= train.n:
+        raise UserError(
+            f"validation={validation} leaves nothing to train on: {train.name} has {train.n} training images."
+        )
+    if validation == 0:
+        return Splits(train, train.subset(torch.arange(0)), test)
+    stay, held_back = split_indices(train.n, validation, choice, seed)
+    return Splits(train.subset(stay), train.subset(held_back), test)
+
+
+def _convert(part: Dataset, image_size: int | None, channels: int | None) -> Dataset:
+    """Another side or number of channels; a thousand images at a time, because they pass through floats."""
+    c, h, w = part.image_shape
+    if (image_size or h, image_size or w, channels or c) == (h, w, c):
+        return part
+    chunks = [_convert_images(chunk, image_size, channels) for chunk in part.images.split(1000)]
+    return replace(part, images=torch.cat(chunks))
+
+
+def _convert_images(images: Tensor, image_size: int | None, channels: int | None) -> Tensor:
+    result = images.float()
+    if channels == 1 and images.shape[1] == 3:
+        grey = torch.tensor([0.299, 0.587, 0.114]).view(1, 3, 1, 1)  # ITU-R 601, as Pillow weighs them
+        result = (result * grey).sum(1, keepdim=True)
+    if image_size and (image_size, image_size) != tuple(images.shape[2:]):
+        size = (image_size, image_size)
+        result = torch.nn.functional.interpolate(result, size, mode="bilinear", antialias=True)
+    result = result.round().clamp(0, 255).to(torch.uint8)
+    return result.repeat(1, 3, 1, 1) if channels == 3 and result.shape[1] == 1 else result
+
+
+def _check_options(validation: int, choice: str, image_size: int | None, channels: int | None) -> None:
+    if validation < 0:
+        raise UserError(f"validation is a number of images, 0 or more, and not {validation}.")
+    if choice not in ("seeded", "first"):
+        raise unknown("validation choice", choice, ("seeded", "first"))
+    if image_size is not None and not 1 <= image_size <= 1024:
+        raise UserError(f"image_size is the side in pixels, from 1 to 1024, and not {image_size}.")
+    if channels not in (None, 1, 3):
+        raise UserError(f"channels is 1 (grey) or 3 (colour) and not {channels}.")
+
+
+def _check_images(images: Tensor, name: str) -> None:
+    if images.dtype != torch.uint8 or images.ndim != 4:
+        came = f"{images.dtype} {tuple(images.shape)}"
+        raise UserError(f"{name}: images should be uint8 (n, c, h, w) and are {came}.")
+
+
+def _check_labels(labels: Tensor, n: int, classes: tuple[str, ...], name: str) -> None:
+    j = len(classes)
+    if labels.dtype == torch.bool:
+        if tuple(labels.shape) != (n, j):
+            raise UserError(f"{name}: labels should be bool ({n}, {j}) and are {tuple(labels.shape)}.")
+        return
+    if labels.dtype != torch.int64 or tuple(labels.shape) != (n,):
+        came = f"{labels.dtype} {tuple(labels.shape)}"
+        raise UserError(f"{name}: labels should be int64 ({n},) or bool ({n}, {j}) and are {came}.")
+    if n and not (labels.min() >= 0 and labels.max() < j):
+        raise UserError(
+            f"{name}: labels should be 0 to {j - 1} for {j} classes and are {labels.min()} to {labels.max()}."
+        )

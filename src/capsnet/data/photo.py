@@ -1,0 +1,286 @@
+"""Single pictures: reading them with care, and preparing a photo or drawing of a digit as MNIST was made.
+
+MNIST's digits were scaled into a 20×20 box keeping their aspect, with antialiasing, and put into a 28×28 field
+so that the centre of mass of the ink is the centre of the field; ink is bright on black. `prepare_like_mnist`
+does the same to any picture, after finding the ink: paper is light and unevenly lit, and cameras are noisy.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from dataclasses import dataclass
+from typing import IO, TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from capsnet.errors import UserError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+MOST_PIXELS = 100_000_000
+LONGEST_SIDE = 20_000
+WORKING_SIDE = 256  # pixels of the longer side while looking for the ink
+CROP=float(os.environ.get('CROP','.3'))
+RES=os.environ.get('RES','BICUBIC')
+FAINTEST_INK = 0.12  # of the range from paper to black; anything fainter is taken for a shadow
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """A picture made ready: uint8 (1, size, size), and in one line what was done to it."""
+
+    image: Tensor
+    note: str
+
+
+def read_image(source: str | os.PathLike[str] | IO[bytes]) -> Image:
+    """A picture as mode "L" or "RGB": turned upright by its EXIF tag, transparent parts on white."""
+    name = str(source) if isinstance(source, str | os.PathLike) else "the picture"
+    if isinstance(source, str | os.PathLike) and not os.path.isfile(source):
+        raise UserError(f"there is no file {name}.")
+    image = open_bounded(source, name)
+    try:
+        return upright_on_white(image)
+    except Exception as error:  # decoders raise whatever they like at broken data
+        raise UserError(f"{name} cannot be read as a picture: {error}.") from error
+
+
+def open_bounded(source: str | os.PathLike[str] | IO[bytes], name: str) -> Image:
+    """Read a picture's header and refuse sizes that nobody means; the pixels are not decoded yet."""
+    from PIL import Image
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # we raise an error instead
+            image = Image.open(source)
+    except Image.DecompressionBombError as error:
+        raise UserError(f"{name} is too large: {error}.") from error
+    except Image.UnidentifiedImageError as error:
+        raise UserError(f"{name} is not a picture in a format that Pillow knows (PNG, JPEG, …).") from error
+    except Exception as error:
+        raise UserError(f"{name} cannot be read as a picture: {error}.") from error
+    _check_size(image, name, Image.MAX_IMAGE_PIXELS)
+    return image
+
+
+def _check_size(image: Image, name: str, pillows_limit: int | None) -> None:
+    width, height = image.size
+    most = min(MOST_PIXELS, pillows_limit or MOST_PIXELS)
+    if not width or not height:
+        raise UserError(f"{name} is empty: {width}×{height} pixels.")
+    if max(width, height) > LONGEST_SIDE or width * height > most:
+        limit = f"at most {LONGEST_SIDE} on a side and {most // 1_000_000} million in all"
+        raise UserError(
+            f"{name} is too large: {width}×{height} pixels, and {limit} are read; shrink it first."
+        )
+
+
+def upright_on_white(image: Image) -> Image:
+    """Decode: any mode to "L" or "RGB", EXIF orientation applied, transparency composited on white."""
+    from PIL import Image, ImageOps
+
+    image.load()
+    try:
+        image = ImageOps.exif_transpose(image)
+    except Exception:  # a broken EXIF block says nothing about the pixels
+        image = image.copy()
+    if image.mode == "F" or image.mode.startswith("I"):
+        return _deep_to_8_bits(image)
+    grey = image.mode in ("1", "L", "LA", "La")
+    if "A" in image.mode or "a" in image.mode or "transparency" in image.info:
+        layer = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", layer.size, "white"), layer)
+    return image.convert("L" if grey else "RGB")
+
+
+def _deep_to_8_bits(image: Image) -> Image:
+    """16-bit, 32-bit and float pixels: by their nominal range, which Pillow's own conversion would clip."""
+    from PIL import Image
+
+    values = np.asarray(image, np.float64)
+    top = values.max(initial=0)
+    full = 65535 if image.mode.startswith("I;16") else next((x for x in (1, 255, 65535) if top <= x), top)
+    if image.mode == "I" and top <= 255:
+        full = 255
+    return Image.fromarray((values / full * 255).clip(0, 255).round().astype(np.uint8))
+
+
+def fit(image: Image, channels: int, height: int, width: int) -> Tensor:
+    """uint8 (c, h, w): scaled to fit keeping its aspect, centred, the rest zero. As folders are read."""
+    from PIL import Image
+
+    if channels not in (1, 3):
+        raise UserError(f"pictures have 1 channel (grey) or 3 (colour) and not {channels}.")
+    image = image.convert("L" if channels == 1 else "RGB")
+    factor = min(width / image.width, height / image.height)
+    size = (max(1, round(image.width * factor)), max(1, round(image.height * factor)))
+    if size != image.size:
+        image = image.resize(size, Image.Resampling.BILINEAR, reducing_gap=2.0)
+    if size != (width, height):
+        canvas = Image.new(image.mode, (width, height))
+        canvas.paste(image, ((width - size[0]) // 2, (height - size[1]) // 2))
+        image = canvas
+    return torch.from_numpy(np.array(image).reshape(height, width, channels)).permute(2, 0, 1).contiguous()
+
+
+def prepare_like_mnist(image: Image, size: int = 28) -> Prepared:
+    """Find the ink, scale it into 20/28 of the side and centre it by its mass, as MNIST's makers did."""
+    if size < 7:
+        raise UserError(f"a digit needs at least 7×7 pixels and size is {size}.")
+    ink, steps = find_ink(_grey(image))
+    box = round(size * 20 / 28)
+    ink = _crop(ink, box)
+    steps.append(f"cropped to {ink.shape[1]}×{ink.shape[0]}")
+    ink, thickened = _scale_into(ink, box)
+    steps += [f"thin strokes thickened, scaled into {box}×{box}" if thickened else f"scaled into {box}×{box}"]
+    field = _centre_by_mass(ink, size)
+    pixels = torch.from_numpy((field * 255).round().astype(np.uint8))[None]
+    return Prepared(pixels, ", ".join([*steps, f"centred by mass in {size}×{size}"]) + ".")
+
+
+def find_ink(grey: np.ndarray) -> tuple[np.ndarray, list[str]]:
+    """How much ink there is at each pixel (h, w), 0 to 1, and what was done to find it.
+
+    The border tells paper from ink. A border of one single value means a drawing or a scan, taken as it is; a
+    varied one means a photo: its light is evened out, its noise cut off, specks and the table's edge dropped.
+    """
+    border = _border(grey)
+    paper = float(np.median(border))
+    dark_on_light = paper - grey.min() > grey.max() - paper
+    steps = ["dark on light, inverted" if dark_on_light else "light on dark, kept"]
+    bright = 1 - grey if dark_on_light else grey
+    if np.ptp(border) <= 1 / 255:
+        ink, noise = _above(bright, np.median(_border(bright))), 0.0
+    else:
+        background, noise = _smooth_background(bright)
+        ink = _above(bright, background)
+        steps.append("uneven light and noise removed")
+    peak = ink.max()
+    if peak < max(FAINTEST_INK, 6 * noise):
+        raise UserError("the picture looks blank: draw or photograph one dark digit on a light ground.")
+    if not noise:
+        return ink / peak, steps
+    floor, full = max(4 * noise, 0.2 * peak), float(np.median(ink[ink > 0.5 * peak]))
+    stretched = ((ink - floor) / max(full - floor, 1e-3)).clip(0, 1)
+    return _without_specks(stretched), steps
+
+
+def _grey(image: Image) -> np.ndarray:
+    """float (h, w) in [0, 1], the longer side at most WORKING_SIDE."""
+    from PIL import Image
+
+    image = upright_on_white(image)
+    factor = WORKING_SIDE / max(image.size)
+    if factor < 1:
+        size = (max(1, round(image.width * factor)), max(1, round(image.height * factor)))
+        image = image.resize(size, Image.Resampling.BOX, reducing_gap=3.0)
+    return np.asarray(image.convert("L"), np.float32) / 255
+
+
+def _border(values: np.ndarray) -> np.ndarray:
+    """The values of the outermost ring."""
+    return np.concatenate([values[0], values[-1], values[:, 0], values[:, -1]])
+
+
+def _above(bright: np.ndarray, background: np.ndarray | float) -> np.ndarray:
+    """Ink as a share of the way from the background to full: shade dims paper and ink alike."""
+    return ((bright - background) / np.maximum(1 - background, 0.05)).clip(0, 1)
+
+
+def _smooth_background(bright: np.ndarray) -> tuple[np.ndarray, float]:
+    """A quadratic surface fitted to the paper, leaving out the ink, and the paper's noise around it."""
+    h, w = bright.shape
+    y, x = np.mgrid[-1 : 1 : h * 1j, -1 : 1 : w * 1j]
+    terms = np.stack([np.ones_like(x), x, y, x * x, x * y, y * y], -1).reshape(-1, 6)
+    values = bright.reshape(-1).astype(np.float64)
+    paper = values <= np.median(values) + 0.25
+    for _ in range(6):
+        surface = terms @ np.linalg.lstsq(terms[paper], values[paper], rcond=None)[0]
+        difference = values - surface
+        noise = 1.4826 * float(np.median(np.abs(difference[paper])))
+        paper = np.abs(difference) < max(3 * noise, 0.02)
+        if paper.sum() < 0.1 * values.size:
+            break
+    return surface.reshape(h, w).clip(0, 1).astype(np.float32), max(noise, 1e-3)
+
+
+def _without_specks(ink: np.ndarray) -> np.ndarray:
+    """Drop what is far smaller than the largest stroke, and what runs off the picture if something does not."""
+    labels = _components(ink > 0.4)
+    kinds, areas = np.unique(labels[labels > 0], return_counts=True)
+    if not len(kinds):
+        return ink
+    inside = ~np.isin(kinds, _border(labels))
+    keep = areas >= 0.04 * areas.max()
+    if areas[inside].max(initial=0) >= 0.1 * areas.max():
+        keep = inside & (areas >= 0.04 * areas[inside].max())
+    mask = torch.from_numpy(np.isin(labels, kinds[keep]).astype(np.float32))
+    near = F.max_pool2d(mask[None], 5, stride=1, padding=2)[0].numpy()  # the soft edge belongs to its stroke
+    return ink * near
+
+
+def _components(mask: np.ndarray) -> np.ndarray:
+    """Connected regions, numbered by their highest pixel index: the largest number floods its region."""
+    inside = torch.from_numpy(mask.astype(np.float32))  # exact up to 2^24, far more than WORKING_SIDE²
+    labels = torch.arange(1, mask.size + 1, dtype=torch.float32).view(mask.shape) * inside
+    for _ in range(mask.size):
+        flooded = F.max_pool2d(labels[None], 3, stride=1, padding=1)[0] * inside
+        if torch.equal(flooded, labels):
+            break
+        labels = flooded
+    return labels.numpy()
+
+
+def _crop(ink: np.ndarray, box: int) -> np.ndarray:
+    """The part that holds ink; in a large picture a stroke's soft edge would make the digit come out small."""
+    faint = 0.02 if max(ink.shape) <= 2 * box else CROP
+    rows, columns = np.flatnonzero(ink.max(1) > faint), np.flatnonzero(ink.max(0) > faint)
+    return ink[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
+
+
+def _scale_into(ink: np.ndarray, box: int) -> tuple[np.ndarray, bool]:
+    """Scale the longer side to `box`; strokes that would all but vanish are thickened first."""
+    factor = box / max(ink.shape)
+    thin = _stroke_width(ink) * factor < 0.9  # MNIST's thinnest digit has 1.05
+    if thin:
+        grow = max(1, round((1.8 / factor - _stroke_width(ink)) / 2))
+        padded = torch.from_numpy(np.pad(ink, grow))[None]
+        ink = F.max_pool2d(padded, 2 * grow + 1, stride=1, padding=grow)[0].numpy()
+        factor = box / max(ink.shape)
+    ink = _resize(ink, factor)
+    return ink / ink.max(), thin
+
+
+def _stroke_width(ink: np.ndarray) -> float:
+    """Ink over half its outline, in pixels: exact for a long straight stroke along an axis."""
+    padded = np.pad(ink, 1)
+    outline = np.abs(np.diff(padded, axis=0)).sum() + np.abs(np.diff(padded, axis=1)).sum()
+    return float(2 * padded.sum() / max(outline, 1e-6))
+
+
+def _resize(ink: np.ndarray, factor: float) -> np.ndarray:
+    from PIL import Image
+
+    h, w = (max(1, round(side * factor)) for side in ink.shape)
+    if (h, w) == ink.shape:
+        return ink
+    scaled = Image.fromarray(np.ascontiguousarray(ink, np.float32)).resize((w, h), getattr(Image.Resampling,RES))
+    return np.asarray(scaled).clip(0, 1)
+
+
+def _centre_by_mass(ink: np.ndarray, size: int) -> np.ndarray:
+    """Put the ink into a black field, its centre of mass at the field's centre as nearly as whole pixels allow."""
+    field = np.zeros((size, size), np.float32)
+    corner = []
+    for axis, side in enumerate(ink.shape):
+        mass = ink.sum(1 - axis)
+        centre = float((mass * np.arange(side)).sum() / mass.sum())
+        corner.append(min(max(round(size / 2 - centre), 0), size - side))
+    top, left = corner
+    field[top : top + ink.shape[0], left : left + ink.shape[1]] = ink
+    return field

@@ -1,0 +1,22 @@
+"""The one exception that is the user's to mend: the command line prints its sentence and exits with 2."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class UserError(ValueError):
+    """Something outside the program is wrong; the message says what came, what was expected and how to mend it."""
+
+
+def unknown(kind: str, name: str, choices: Iterable[str]) -> UserError:
+    """The error for a name that does not exist: the nearest one first, then all of them.
+
+    >>> str(unknown("preset", "papr", ["paper", "quick"]))
+    "there is no preset 'papr'; did you mean 'paper'? The choices are: paper, quick."
+    """
+    names = sorted(choices)
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    hint = f"; did you mean '{near[0]}'?" if near else "."
+    return UserError(f"there is no {kind} '{name}'{hint} The choices are: {', '.join(names) or 'none yet'}.")

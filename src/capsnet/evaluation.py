@@ -1,0 +1,156 @@
+"""How good a model is: errors with their confidence interval, what it confuses, and mean ± std over seeds.
+
+A prediction counts as right when it names exactly the classes that are there: the one class of a digit, or both of
+an overlapping pair. Half right is wrong.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from capsnet.data import Dataset, in_order
+from capsnet.errors import UserError
+from capsnet.models.registry import Model
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The outcome on one data set; `summary()` is what goes into JSON."""
+
+    data: str
+    lengths: Tensor  # (n, j)
+    targets: Tensor  # (n, j)
+    predicted: Tensor  # (n, j) bool: the set of classes that the model names
+    classes: tuple[str, ...]
+    multi_label: bool
+
+    @property
+    def n(self) -> int:
+        return len(self.targets)
+
+    @property
+    def wrong(self) -> Tensor:
+        """(n,) bool: which examples are not exactly right."""
+        return (self.predicted != self.targets.bool()).any(1)
+
+    @property
+    def errors(self) -> int:
+        return int(self.wrong.sum())
+
+    @property
+    def error_percent(self) -> float:
+        return 100 * self.errors / self.n
+
+    @property
+    def confusion(self) -> Tensor:
+        """(j, j) counts of true (rows) against predicted class; for one label an image."""
+        true, named = self.targets.argmax(1), self.lengths.argmax(1)
+        j = len(self.classes)
+        return torch.bincount(true * j + named, minlength=j * j).view(j, j)
+
+    def summary(self) -> dict[str, Any]:
+        """n, errors, error_percent, its 95 % interval, and what helps to judge them."""
+        low, high = wilson_interval(self.errors, self.n)
+        record: dict[str, Any] = {
+            "data": self.data,
+            "n": self.n,
+            "errors": self.errors,
+            "error_percent": round(self.error_percent, 4),
+            "error_percent_interval_95": [round(100 * low, 4), round(100 * high, 4)],
+            "accuracy_percent": round(100 - self.error_percent, 4),
+        }
+        if self.multi_label:
+            differing = (self.predicted != self.targets.bool()).float().mean()
+            record["per_label_error_percent"] = round(100 * float(differing), 4)
+        else:
+            per_class = self.confusion.diag() / self.confusion.sum(1).clamp(min=1)
+            record["error_percent_by_class"] = {
+                name: round(100 * (1 - float(right)), 3) for name, right in zip(self.classes, per_class, strict=True)
+            }
+        return record
+
+
+@torch.inference_mode()
+def evaluate(
+    model: Model,
+    dataset: Dataset,
+    *,
+    batch_size: int = 250,
+    top: int | None = None,
+    threshold: float = 0.5,
+    on_batch: Callable[[int, int], None] | None = None,
+) -> Evaluation:
+    """Run a model over every example of a data set, the last partial batch included, without augmentation.
+
+    With one label an image the longest capsule is the answer. With several: the `top` longest, or, where top is
+    not given, all that are at least `threshold` long. `on_batch(done, n)` is called after each batch.
+    """
+    check_fit(model, dataset)
+    was_training = model.training
+    model.eval()
+    parts, targets, done = [], [], 0
+    for batch in in_order(dataset, batch_size):
+        parts.append(model(batch.images.to(model.device)).lengths.float().cpu())
+        targets.append(batch.targets.cpu())
+        done += len(parts[-1])
+        if on_batch:
+            on_batch(done, len(dataset))
+    model.train(was_training)
+    lengths = torch.cat(parts)
+    predicted = name_classes(lengths, top or (None if dataset.multi_label else 1), threshold)
+    return Evaluation(
+        dataset.name, lengths, torch.cat(targets), predicted, dataset.classes, dataset.multi_label
+    )
+
+
+def name_classes(lengths: Tensor, top: int | None, threshold: float) -> Tensor:
+    """The set of classes that the lengths name: (n, j) → (n, j) bool."""
+    if top is None:
+        return lengths >= threshold
+    return torch.zeros_like(lengths, dtype=torch.bool).scatter_(1, lengths.topk(top, dim=1).indices, True)
+
+
+def check_fit(model: Model, dataset: Dataset) -> None:
+    """Refuse data that the model was not built for, and say what does not fit."""
+    shape, classes = dataset.image_shape, len(dataset.classes)
+    if shape != tuple(model.config.image_shape):
+        raise UserError(
+            f"the model takes images of {tuple(model.config.image_shape)} and {dataset.name} has {shape}: "
+            f"evaluate it on the data it was trained for, or train one for these."
+        )
+    if classes != model.config.num_classes:
+        raise UserError(
+            f"the model knows {model.config.num_classes} classes and {dataset.name} has {classes}: "
+            f"evaluate it on the data it was trained for, or train one for these."
+        )
+
+
+def wilson_interval(errors: int, n: int, z: float = 1.959964) -> tuple[float, float]:
+    """95 % confidence interval of a proportion (Wilson's, which stays sensible near zero errors).
+
+    >>> [round(100 * x, 3) for x in wilson_interval(25, 10_000)]
+    [0.169, 0.369]
+    """
+    if n == 0:
+        return 0.0, 1.0
+    share = errors / n
+    middle = (share + z * z / (2 * n)) / (1 + z * z / n)
+    half = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
+def mean_and_std(values: Sequence[float]) -> tuple[float, float]:
+    """Mean and sample standard deviation over seeds; the deviation of one value is 0.
+
+    >>> mean_and_std([0.25, 0.27, 0.26])
+    (0.26, 0.01)
+    """
+    spread = statistics.stdev(values) if len(values) > 1 else 0.0
+    return round(statistics.fmean(values), 10), round(spread, 10)

@@ -1,0 +1,229 @@
+"""Capsule layers as ordinary PyTorch modules (section 4, Fig. 1 and 2 of the paper).
+
+`PrimaryCaps` turns feature maps into capsules, `DenseCaps` routes capsules to capsules and stacks on itself,
+`Decoder` paints an image from poses. Each takes `device` and `dtype`, has `reset_parameters`, and computes the
+paper's equations of `capsnet.functional` and `capsnet.routing`.
+
+Deviations on purpose: `PrimaryCaps` orders its capsules as (h w type), because that is how a channels-last
+convolution leaves them in memory; the order is of no consequence for the paper.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from capsnet import routing
+from capsnet.errors import UserError
+from capsnet.functional import squash
+from capsnet.kernels import convolution
+
+Init = Literal["default", "official"]
+
+
+def truncated_normal_(weight: Tensor, std: float) -> None:
+    """The authors' initialisation: a normal cut off at two standard deviations."""
+    nn.init.trunc_normal_(weight, std=std, a=-2 * std, b=2 * std)
+
+
+class Conv2d(nn.Conv2d):
+    """A convolution without padding that takes the fastest path for its shape (see `capsnet.kernels.convolution`)."""
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int,
+        stride: int = 1,
+        bias: bool = True,
+        *,
+        init_std: float | None = None,
+        device: torch.device | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        self.init_std = init_std
+        super().__init__(in_channels, out_channels, kernel_size, stride, bias=bias, device=device, dtype=dtype)
+
+    def reset_parameters(self) -> None:
+        """PyTorch's own initialisation, or the authors' where `init_std` is given (biases 0.1)."""
+        super().reset_parameters()
+        if self.init_std is not None:
+            truncated_normal_(self.weight, self.init_std)
+            if self.bias is not None:
+                nn.init.constant_(self.bias, 0.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return convolution.conv2d(x, self.weight, self.bias, self.stride[0])
+
+
+class PrimaryCaps(nn.Module):
+    """The first capsules: a convolution whose channels are read as `types` capsules of `dim` numbers at each place.
+
+    (b, c, h, w) → (b, h' w' types, dim). Eight CHANNELS at one position make a capsule, never eight pixels.
+    `factor` multiplies the convolution before bias and squash; the authors' code does so with 1/types.
+
+    >>> PrimaryCaps(256, types=32, dim=8)(torch.randn(2, 256, 20, 20)).shape
+    torch.Size([2, 1152, 8])
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        types: int = 32,
+        dim: int = 8,
+        kernel_size: int = 9,
+        stride: int = 2,
+        *,
+        factor: float = 1.0,
+        init: Init = "default",
+        device: torch.device | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.types, self.dim, self.factor = types, dim, factor
+        std = 0.1 if init == "official" else None
+        self.conv = Conv2d(
+            in_channels, types * dim, kernel_size, stride, init_std=std, device=device, dtype=dtype
+        )
+
+    def reset_parameters(self) -> None:
+        self.conv.reset_parameters()
+
+    def forward(self, x: Tensor) -> Tensor:
+        s = self.conv(x)
+        if self.factor != 1.0 and self.conv.bias is not None:
+            s = s * self.factor + (1 - self.factor) * self.conv.bias.view(-1, 1, 1)  # factor · conv(x) + bias
+        capsules = s.permute(0, 2, 3, 1).unflatten(-1, (self.types, self.dim))  # b h w type p
+        return squash(capsules.flatten(1, 3))
+
+    def extra_repr(self) -> str:
+        return f"types={self.types}, dim={self.dim}, factor={self.factor:g}"
+
+
+class DenseCaps(nn.Module):
+    """Capsules fully connected to capsules by routing: DigitCaps in the paper. (b, i, p) → (b, j, q).
+
+    `shared` is the number of lower capsule types when one transformation serves all positions of a grid: W is then
+    (types, j, q, p), which is what lets large images and many classes fit. Layers stack:
+
+    >>> hidden, top = DenseCaps(1152, 8, 20, 12), DenseCaps(20, 12, 10, 16)
+    >>> top(hidden(torch.randn(2, 1152, 8))).shape
+    torch.Size([2, 10, 16])
+    """
+
+    def __init__(
+        self,
+        lower: int,
+        lower_dim: int,
+        upper: int,
+        upper_dim: int,
+        *,
+        iterations: int = 3,
+        routing: str = "dynamic",
+        bias: bool = False,
+        leaky: bool = False,
+        detach: bool = False,
+        shared: int | None = None,
+        init: Init = "default",
+        device: torch.device | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if shared is not None and lower % shared:
+            raise UserError(
+                f"DenseCaps shares transformations over {shared} capsule types and got {lower} lower capsules, "
+                f"which is no multiple of it: set shared to the types of PrimaryCaps."
+            )
+        self.lower, self.lower_dim, self.upper, self.upper_dim = lower, lower_dim, upper, upper_dim
+        self.iterations, self.routing, self.leaky, self.detach = iterations, routing, leaky, detach
+        self.shared, self.init = shared, init
+        n = shared or lower
+        self.weight = nn.Parameter(
+            torch.empty(n, upper, upper_dim, lower_dim, device=device, dtype=dtype)  # i j q p
+        )
+        self.bias = nn.Parameter(torch.empty(upper, upper_dim, device=device, dtype=dtype)) if bias else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Default: such that s_j starts with entries of about 0.1 whatever the sizes. Official: σ = 0.1, bias 0.1."""
+        if self.init == "official":
+            truncated_normal_(self.weight, 0.1)
+        else:
+            # s_j sums over i with couplings that start at 1/j: without the factor j/√i many classes never wake up.
+            # On MNIST (i = 1152, j = 10) this is the authors' 0.1.
+            nn.init.normal_(self.weight, std=min(1.0, self.upper / (3 * math.sqrt(self.lower))))
+        if self.bias is not None:
+            nn.init.constant_(self.bias, 0.1 if self.init == "official" else 0.0)
+
+    def route(self, u: Tensor, trace: bool = False) -> routing.Routed:
+        """Route, and return how it went as well: `Routed(v, trace)`."""
+        if u.dim() != 3 or u.shape[1:] != (self.lower, self.lower_dim):
+            raise UserError(
+                f"DenseCaps expects (b, {self.lower}, {self.lower_dim}) and got {tuple(u.shape)}: "
+                f"set lower and lower_dim to what the layer below gives, or check its types and dim."
+            )
+        algorithm = routing.get(self.routing)
+        return algorithm(
+            u, self.weight, self.bias,
+            iterations=self.iterations, leaky=self.leaky, detach=self.detach, trace=trace,
+        )  # fmt: skip
+
+    def forward(self, u: Tensor) -> Tensor:
+        return self.route(u).v
+
+    def extra_repr(self) -> str:
+        options = "".join(f", {name}" for name in ("leaky", "detach") if getattr(self, name))
+        shared = f", shared={self.shared}" if self.shared else ""
+        return (
+            f"{self.lower}×{self.lower_dim} → {self.upper}×{self.upper_dim}, routing={self.routing}, "
+            f"iterations={self.iterations}, bias={self.bias is not None}{shared}{options}"
+        )
+
+
+class Decoder(nn.Module):
+    """Paint an image from masked poses (section 4.1): fully connected 512, 1024 with ReLU, pixels with a sigmoid.
+
+    (…, j, q) → (…, c, h, w)
+
+    >>> Decoder(10, 16, (1, 28, 28))(torch.randn(2, 10, 16)).shape
+    torch.Size([2, 1, 28, 28])
+    """
+
+    def __init__(
+        self,
+        upper: int,
+        upper_dim: int,
+        image_shape: tuple[int, int, int],
+        hidden: Sequence[int] = (512, 1024),
+        *,
+        init: Init = "default",
+        device: torch.device | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.image_shape, self.init = image_shape, init
+        widths = [upper * upper_dim, *hidden, math.prod(image_shape)]
+        self.linears = nn.ModuleList(
+            nn.Linear(before, after, device=device, dtype=dtype)
+            for before, after in zip(widths, widths[1:], strict=False)
+        )
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        for linear in self.linears:
+            assert isinstance(linear, nn.Linear)
+            linear.reset_parameters()
+            if self.init == "official":
+                truncated_normal_(linear.weight, 0.1)
+                nn.init.constant_(linear.bias, 0.1)
+
+    def forward(self, poses: Tensor) -> Tensor:
+        x = poses.flatten(-2)
+        *hidden, pixels = self.linears
+        for linear in hidden:
+            x = torch.relu(linear(x))
+        return torch.sigmoid(pixels(x)).unflatten(-1, self.image_shape)

@@ -1,0 +1,124 @@
+"""What every model of ours has in common: its output, and `predict` on an array."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from capsnet.errors import UserError
+from capsnet.routing import Trace
+
+if TYPE_CHECKING:
+    from capsnet.config import ModelConfig
+
+
+class Output(NamedTuple):
+    """What a forward pass gives."""
+
+    lengths: Tensor  # (b, j) in [0, 1]: ‖v_j‖ of a capsule network, probabilities of a CNN
+    poses: Tensor | None = None  # (b, j, q) v_j; None for a CNN
+    primary: Tensor | None = None  # (b, i, p) u_i; None for a CNN
+    logits: Tensor | None = None  # (b, j) of a CNN; None for a capsule network
+    trace: Trace | None = None  # how the last layer's routing went, if asked for
+
+
+class Prediction(NamedTuple):
+    """What `predict` gives, on the CPU."""
+
+    labels: Tensor  # (b,) the longest class; (b, k) with top=k; (b, j) bool with threshold=…
+    lengths: Tensor  # (b, j)
+    poses: Tensor | None = None  # (b, j, q)
+    reconstructions: Tensor | None = None  # (b, c, h, w), decoded from the longest; (b, k, c, h, w) with top=k
+    trace: Trace | None = None
+
+
+class Classifier(nn.Module):
+    """A model that knows its config and its classes' names, and predicts on arrays."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.classes: tuple[str, ...] = tuple(str(j) for j in range(config.num_classes))
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.parameters()).device
+
+    def check(self, images: Tensor) -> None:
+        """Say what came and what was expected before a convolution says it less well."""
+        expected = self.config.image_shape
+        if images.dim() != 4 or tuple(images.shape[1:]) != tuple(expected):
+            shape = ", ".join(map(str, expected))
+            raise UserError(
+                f"the model expects images of shape (b, {shape}) and got {tuple(images.shape)}: "
+                f"resize them, or build the model with image_shape={tuple(images.shape[1:])}."
+            )
+
+    @torch.inference_mode()
+    def predict(
+        self,
+        images: Tensor | np.ndarray,
+        *,
+        top: int = 1,
+        threshold: float | None = None,
+        trace: bool = False,
+        batch_size: int = 128,
+    ) -> Prediction:
+        """Labels, lengths, poses, reconstructions and, if asked for, the routing trace of an array of images.
+
+        images: uint8 (0 to 255) or float (0 to 1), of shape (h, w), (b, h, w), (c, h, w) or (b, c, h, w).
+        One label by default; `top=2` gives the two longest classes, `threshold=0.5` all that are at least so long.
+        """
+        was_training = self.training
+        self.eval()
+        try:
+            chunks = self._as_batch(images).split(batch_size)
+            parts = [self._predict_batch(chunk.to(self.device), top, threshold, trace) for chunk in chunks]
+        finally:
+            self.train(was_training)
+        return join(parts)
+
+    def _predict_batch(self, images: Tensor, top: int, threshold: float | None, trace: bool) -> Prediction:
+        output = self(images, trace=True) if trace else self(images)
+        longest = output.lengths.topk(min(top, self.config.num_classes), dim=1).indices
+        painted = self.reconstruct(output.poses, longest) if output.poses is not None else None
+        labels = longest if threshold is None else output.lengths >= threshold
+        if top == 1:
+            labels = labels[:, 0] if threshold is None else labels
+            painted = painted[:, 0] if painted is not None else None
+        return Prediction(labels, output.lengths, output.poses, painted, output.trace)
+
+    def reconstruct(self, poses: Tensor, classes: Tensor) -> Tensor | None:
+        """Images decoded from the poses of some classes; None for a model without a decoder."""
+        return None
+
+    def _as_batch(self, images: Tensor | np.ndarray) -> Tensor:
+        x = torch.as_tensor(images)
+        x = x.float() / 255 if x.dtype == torch.uint8 else x.float()
+        c, h, w = self.config.image_shape
+        if x.dim() == 2:
+            x = x[None, None]
+        elif x.dim() == 3:
+            x = x[None] if tuple(x.shape) == (c, h, w) else x[:, None]
+        self.check(x)
+        return x
+
+
+def join(parts: Sequence[Prediction]) -> Prediction:
+    """Batches of predictions as one, on the CPU."""
+
+    def cat(tensors: Sequence[Tensor | None], dim: int = 0) -> Tensor | None:
+        present = [t.cpu() for t in tensors if t is not None]
+        return torch.cat(present, dim) if present else None
+
+    traces = [part.trace for part in parts if part.trace is not None]
+    trace = None
+    if traces:
+        over_time = [torch.cat([getattr(t, f).cpu() for t in traces], 1) for f in Trace._fields[:3]]
+        trace = Trace(*over_time, torch.cat([t.votes.cpu() for t in traces]))
+    fields = [cat([getattr(part, name) for part in parts]) for name in Prediction._fields[:4]]
+    return Prediction(*fields, trace)  # type: ignore[arg-type]

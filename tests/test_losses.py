@@ -1,0 +1,76 @@
+"""The losses are the paper's, to the number."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from capsnet.losses import classification_loss, margin_loss, reconstruction_loss
+
+
+def test_the_margin_loss_is_equation_4() -> None:
+    lengths = torch.tensor([[0.5, 0.3, 0.05], [0.95, 0.1, 0.6]])
+    targets = torch.tensor([[1.0, 0.0, 0.0], [1.0, 0.0, 0.0]])
+    first = (0.9 - 0.5) ** 2 + 0.5 * (0.3 - 0.1) ** 2  # 0.05 is short enough
+    second = 0.5 * (0.6 - 0.1) ** 2  # 0.95 is long enough
+    assert float(margin_loss(lengths, targets)) == pytest.approx((first + second) / 2)
+
+
+def test_several_classes_may_be_there_at_once_or_none() -> None:
+    lengths = torch.tensor([[0.7, 0.2, 0.4]])
+    both, none = torch.tensor([[1.0, 1.0, 0.0]]), torch.zeros(1, 3)
+    assert float(margin_loss(lengths, both)) == pytest.approx(0.2**2 + 0.7**2 + 0.5 * 0.3**2)
+    assert float(margin_loss(lengths, none)) == pytest.approx(0.5 * (0.6**2 + 0.1**2 + 0.3**2))
+
+
+def test_half_mean_halves_and_averages_over_the_classes() -> None:
+    lengths, targets = torch.rand(4, 10), torch.eye(10)[:4]
+    summed, halved = (margin_loss(lengths, targets, reduction=r) for r in ("sum", "half-mean"))  # type: ignore[arg-type]
+    torch.testing.assert_close(halved * 20, summed)
+
+
+def test_margins_and_their_weight_can_be_chosen() -> None:
+    lengths, targets = torch.tensor([[0.5, 0.5]]), torch.tensor([[1.0, 0.0]])
+    loss = margin_loss(lengths, targets, present=0.8, absent=0.3, down_weight=0.25)
+    assert float(loss) == pytest.approx(0.3**2 + 0.25 * 0.2**2)
+
+
+def test_capsules_within_their_margins_cost_nothing_and_pull_nowhere() -> None:
+    lengths = torch.tensor([[0.93, 0.07]], requires_grad=True)
+    loss = margin_loss(lengths, torch.tensor([[1.0, 0.0]]))
+    loss.backward()
+    assert float(loss) == 0
+    assert not lengths.grad.any()  # type: ignore[union-attr]
+
+
+def test_the_reconstruction_loss_is_a_sum_over_pixels_and_a_mean_over_the_batch() -> None:
+    image = torch.zeros(2, 1, 28, 28)
+    painted = torch.full((2, 1, 28, 28), 0.5)
+    painted[1] = 0
+    assert float(reconstruction_loss(painted, image)) == pytest.approx(784 * 0.25 / 2)
+
+
+def test_the_classification_loss_is_cross_entropy() -> None:
+    logits, targets = torch.tensor([[2.0, 0.0, 0.0]]), torch.tensor([[1.0, 0.0, 0.0]])
+    assert float(classification_loss(logits, targets)) == pytest.approx(-math.log(math.e**2 / (math.e**2 + 2)))
+    logits, labels = torch.randn(5, 4), torch.tensor([0, 3, 1, 1, 2])
+    torch.testing.assert_close(
+        classification_loss(logits, torch.eye(4)[labels]), torch.nn.functional.cross_entropy(logits, labels)
+    )
+
+
+def test_the_classification_loss_of_several_labels_is_a_sum_of_sigmoids() -> None:
+    logits, targets = torch.tensor([[1.0, -2.0, 0.0]]), torch.tensor([[1.0, 1.0, 0.0]])
+    expected = math.log(1 + math.exp(-1)) + math.log(1 + math.exp(2)) + math.log(2)
+    assert float(classification_loss(logits, targets, multi_label=True)) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("n", [1, 2, 7])
+def test_a_loss_does_not_grow_with_the_batch(n: int) -> None:
+    lengths, targets, image = torch.rand(1, 10), torch.eye(10)[:1], torch.rand(1, 1, 4, 4)
+    one, many = (margin_loss(lengths.expand(k, -1), targets.expand(k, -1)) for k in (1, n))
+    torch.testing.assert_close(many, one)
+    one, many = (reconstruction_loss(torch.zeros(k, 1, 4, 4), image.expand(k, -1, -1, -1)) for k in (1, n))
+    torch.testing.assert_close(many, one)
