@@ -1,4 +1,4 @@
-"""What all tests share: Hypothesis without a stopwatch, and with the same examples every time where a machine runs them."""
+"""What all tests share: Hypothesis without a stopwatch, and with the same examples every time in CI."""
 
 from __future__ import annotations
 

@@ -45,9 +45,7 @@ def test_squash_works_along_any_dimension() -> None:
 
 
 @given(SHAPES, MAGNITUDES, DTYPES, SEEDS)
-def test_a_squashed_length_is_a_probability(
-    shape: list[int], magnitude: float, dtype: torch.dtype, seed: int
-) -> None:
+def test_a_squashed_length_is_a_probability(shape: list[int], magnitude: float, dtype: torch.dtype, seed: int) -> None:
     v = squash((normal(seed, *shape) * magnitude).to(dtype))
     assert v.dtype == dtype
     assert v.shape == torch.Size(shape)

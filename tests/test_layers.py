@@ -69,7 +69,7 @@ def test_the_convolution_is_pytorchs_own(kernel: int, stride: int) -> None:
     result = layer(x)
     torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-5)
     towards = torch.randn_like(expected)
-    inputs = [x, layer.weight, layer.bias]
+    inputs = [x, *layer.parameters()]
     ours, theirs = (torch.autograd.grad((y * towards).sum(), inputs) for y in (result, expected))
     for mine, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(mine, other, rtol=1e-3, atol=1e-4)
@@ -245,8 +245,8 @@ def test_the_official_initialisation_is_the_authors() -> None:
 def test_class_capsules_start_awake_whatever_the_number_of_capsules(lower: int, upper: int) -> None:
     torch.manual_seed(0)
     u = squash(torch.randn(8, lower, 8))
-    sizes = DenseCaps(lower, 8, upper, 16)(u).square().sum(-1).sqrt()
-    assert 0.01 < sizes.mean() < 0.9
+    sizes = DenseCaps(lower, 8, upper, 16, iterations=1)(u).square().sum(-1).sqrt()
+    assert 0.2 < sizes.mean() < 0.8
 
 
 # --- Mistakes are named ------------------------------------------------------------------------------------------

@@ -52,9 +52,7 @@ def literal_softmax(logits: list[float], leaky: bool) -> list[float]:
     return [math.exp(x) / total for x in logits]
 
 
-def literal_procedure_1(
-    u: list, W: list, bias: list | None, iterations: int, leaky: bool
-) -> list[list[float]]:
+def literal_procedure_1(u: list, W: list, bias: list | None, iterations: int, leaky: bool) -> list[list[float]]:
     """One example: u [i][p], W [n][j][q][p], bias [j][q] or None → v [j][q]."""
     lower, upper, dims, types = len(u), len(W[0]), len(W[0][0]), len(W)
     u_hat = [

@@ -23,9 +23,10 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -52,7 +53,7 @@ class PublicStyle(nn.Module):
         channels = config.stem_channels[-1]
         self.conv1 = nn.Conv2d(config.image_shape[0], channels, config.stem_kernels[0])
         self.primary = nn.Conv2d(channels, config.primary_types * config.primary_dim, config.primary_kernel, 2)
-        self.W = nn.Parameter(ours.caps[0].weight.detach().clone())  # type: ignore[union-attr,operator]
+        self.W = nn.Parameter(cast(Tensor, ours.caps[0].weight).detach().clone())
 
     def squash(self, s: Tensor) -> Tensor:
         squared = (s**2).sum(-1, keepdim=True)
@@ -81,7 +82,7 @@ class PublicStyle(nn.Module):
 class Case:
     """What is measured: a network and a batch."""
 
-    model: CapsNetConfig = CapsNetConfig()
+    model: CapsNetConfig = field(default_factory=CapsNetConfig)
     batch: int = 128
 
     def described(self) -> str:
@@ -205,20 +206,20 @@ class Side:
             [sys.executable, "-c", "from capsnet.bench import serve; serve()", name, described],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=clean,
         )  # fmt: skip
+        self.requests = cast(IO[str], self.process.stdin)
+        self.answers = cast(IO[str], self.process.stdout)
 
     def ask(self, **request: Any) -> Any:
-        assert self.process.stdin and self.process.stdout
-        self.process.stdin.write(json.dumps(request) + "\n")
-        self.process.stdin.flush()
-        line = self.process.stdout.readline()
+        self.requests.write(json.dumps(request) + "\n")
+        self.requests.flush()
+        line = self.answers.readline()
         if not line:
             raise RuntimeError(f"the {self.name} side of the benchmark died (exit code {self.process.wait()})")
         return json.loads(line)
 
     def close(self) -> None:
-        assert self.process.stdin and self.process.stdout
-        self.process.stdin.close()
-        self.process.stdout.close()
+        self.requests.close()
+        self.answers.close()
         self.process.wait()
 
 
@@ -257,7 +258,8 @@ def measure(case: Case, *, repeats: int, details: bool, on_tick: Tick | None = N
         result = summarize(case, train, infer, single, peaks)
         if details:
             result["gemm_gflops"] = round(sides[2].ask(do="gemm"), 1)
-            result["breakdown_ms"] = {s.name: rounded(s.ask(do="breakdown")) for s in sides if s.name in ("plain", "fast")}
+            both = [side for side in sides if side.name in ("plain", "fast")]
+            result["breakdown_ms"] = {side.name: rounded(side.ask(do="breakdown")) for side in both}
             result["share_of_gemm_peak"] = share_of_peak(case, result)
         return result
     finally:
@@ -285,7 +287,7 @@ def summarize(
         "inference_ratio_batch1": ratio(single, "plain", "fast"),
         "peak_mb_fast": round(peaks["fast"]),
         "peak_mb_plain": round(peaks["plain"]),
-        "peak_mb_public": round(peaks["public"]),
+        "peak_mb": {name: round(value) for name, value in peaks.items()},
         "train_seconds": {name: spread(values) for name, values in train.items()},
         "inference_seconds": {name: spread(values) for name, values in infer.items()},
         "single_image_seconds": {name: spread(values) for name, values in single.items()},
@@ -316,7 +318,7 @@ def multiply_adds(config: CapsNetConfig) -> int:
     votes = h * w * config.primary_types * config.num_classes * config.class_dim
     total += votes * config.primary_dim + 2 * config.iterations * votes
     widths = [config.num_classes * config.class_dim, *config.decoder, math.prod(config.image_shape)]
-    return total + sum(a * b for a, b in zip(widths, widths[1:], strict=False)) * bool(config.decoder)
+    return total + sum(a * b for a, b in pairwise(widths)) * bool(config.decoder)
 
 
 def share_of_peak(case: Case, result: dict[str, Any]) -> dict[str, float]:

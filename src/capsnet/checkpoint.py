@@ -6,6 +6,7 @@ leaves either the old file or the new one, whole. Whatever is read is checked be
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import platform
@@ -31,9 +32,10 @@ STATE_FILE = "state.safetensors"
 
 def write_bytes(path: Path, content: bytes) -> None:
     """Write a file so that at every moment either the old one or the new one is there, whole."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+    temporary = ""
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
         with os.fdopen(handle, "wb") as file:
             file.write(content)
             file.flush()
@@ -43,12 +45,13 @@ def write_bytes(path: Path, content: bytes) -> None:
         os.chmod(temporary, 0o666 & ~umask)  # mkstemp's 0600 is for secrets
         os.replace(temporary, path)
     except OSError as error:
-        Path(temporary).unlink(missing_ok=True)
-        kept = " The previous file is still good." if path.exists() else ""
-        raise UserError(f"could not write {path}: {error.strerror}.{kept} Free some space, then try again.") from error
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+        kept = " The previous file is still good." if path.is_file() else ""
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        mend = "Free some space, then try again." if full else "Choose a place that can be written to."
+        raise UserError(f"could not write {path}: {error.strerror}.{kept} {mend}") from error
+    finally:
+        if temporary:
+            Path(temporary).unlink(missing_ok=True)  # not there any more where all went well
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -114,9 +117,15 @@ def load(path: str | Path, device: str | torch.device = "cpu") -> Model:
     tensors, record = read_tensors(file)
     if "model" not in record:
         raise UserError(f"{file} holds the state of a training, not a model; `capsnet train --resume` continues it.")
-    model = build(model_from_dict(record["model"]))
+    try:
+        model = build(model_from_dict(record["model"]))
+    except (UserError, TypeError, ValueError, RuntimeError) as error:
+        raise UserError(f"{file} does not describe a network that can be built: {error}") from None
     fill(model, tensors, file)
-    model.classes = tuple(map(str, record["classes"]))
+    classes = record.get("classes")
+    if not isinstance(classes, list) or len(classes) != model.config.num_classes:
+        raise UserError(f"{file} does not name its {model.config.num_classes} classes: its header is damaged.")
+    model.classes = tuple(map(str, classes))
     if record.get("multi_label"):
         model.multi_label = True
     return model.to(device).eval()

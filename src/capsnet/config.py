@@ -114,8 +114,8 @@ class Config:
     """The preset that this started from."""
     data: str = "mnist"
     """mnist, fashion-mnist, cifar10, folder:PATH or csv:PATH."""
-    image_size: int | None = None
-    """Resize images of a folder to this many pixels (default: their own size, or 64)."""
+    image_size: int = 0
+    """Resize images to this many pixels; 0 keeps their size (a folder's images of mixed sizes become 64)."""
     validation: int = 10_000
     """How many training images are held back to choose things on; 0 trains on all of them."""
     validation_choice: Literal["seeded", "first"] = "seeded"
@@ -249,6 +249,8 @@ def model_to_dict(config: ModelConfig) -> dict[str, Any]:
 def from_dict(record: dict[str, Any]) -> Config:
     """The config back from JSON; fields that this version does not know are named in the error."""
     parts = dict(record)
+    if missing := [name for name in ("model", "loss", "augment") if not isinstance(parts.get(name), dict)]:
+        raise UserError(f"the file's Config has no {missing[0]}: it is damaged, or no config at all.")
     parts["model"] = model_from_dict(record["model"])
     parts["loss"] = _build(LossConfig, record["loss"])
     parts["augment"] = _build(Augment, record["augment"])

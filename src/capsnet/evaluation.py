@@ -70,9 +70,9 @@ class Evaluation:
             differing = (self.predicted != self.targets.bool()).float().mean()
             record["per_label_error_percent"] = round(100 * float(differing), 4)
         else:
-            per_class = self.confusion.diag() / self.confusion.sum(1).clamp(min=1)
-            record["error_percent_by_class"] = {
-                name: round(100 * (1 - float(right)), 3) for name, right in zip(self.classes, per_class, strict=True)
+            per_class = zip(self.classes, self.confusion.diag().tolist(), self.confusion.sum(1).tolist(), strict=True)
+            record["error_percent_by_class"] = {  # a class without an example has no error, neither 0 nor 100
+                name: round(100 * (1 - right / n), 3) for name, right, n in per_class if n
             }
         return record
 
@@ -96,30 +96,33 @@ def evaluate(
     was_training = model.training
     model.eval()
     parts, targets, done = [], [], 0
-    for batch in in_order(dataset, batch_size):
-        parts.append(model(batch.images.to(model.device)).lengths.float().cpu())
-        targets.append(batch.targets.cpu())
-        done += len(parts[-1])
-        if on_batch:
-            on_batch(done, len(dataset))
-    model.train(was_training)
+    try:
+        for batch in in_order(dataset, batch_size):
+            parts.append(model(batch.images.to(model.device)).lengths.float().cpu())
+            targets.append(batch.targets.cpu())
+            done += len(parts[-1])
+            if on_batch:
+                on_batch(done, len(dataset))
+    finally:
+        model.train(was_training)
     lengths = torch.cat(parts)
     predicted = name_classes(lengths, top or (None if dataset.multi_label else 1), threshold)
-    return Evaluation(
-        dataset.name, lengths, torch.cat(targets), predicted, dataset.classes, dataset.multi_label
-    )
+    return Evaluation(dataset.name, lengths, torch.cat(targets), predicted, dataset.classes, dataset.multi_label)
 
 
 def name_classes(lengths: Tensor, top: int | None, threshold: float) -> Tensor:
     """The set of classes that the lengths name: (n, j) → (n, j) bool."""
     if top is None:
         return lengths >= threshold
-    return torch.zeros_like(lengths, dtype=torch.bool).scatter_(1, lengths.topk(top, dim=1).indices, True)
+    longest = lengths.topk(min(top, lengths.shape[1]), dim=1).indices
+    return torch.zeros_like(lengths, dtype=torch.bool).scatter_(1, longest, True)
 
 
 def check_fit(model: Model, dataset: Dataset) -> None:
     """Refuse data that the model was not built for, and say what does not fit."""
     shape, classes = dataset.image_shape, len(dataset.classes)
+    if not len(dataset):
+        raise UserError(f"{dataset.name} has no images in this part: there is nothing to evaluate on.")
     if shape != tuple(model.config.image_shape):
         raise UserError(
             f"the model takes images of {tuple(model.config.image_shape)} and {dataset.name} has {shape}: "

@@ -28,6 +28,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap, PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
+from matplotlib.ticker import LogLocator, NullLocator
 from torch import Tensor
 
 from capsnet.checkpoint import write_bytes
@@ -102,13 +103,13 @@ def styled(draw: Callable[P, R]) -> Callable[P, R]:
 
 
 @styled
-def render(figure: Figure, kind: str = "png") -> bytes:
+def render(figure: Figure, kind: str = "png", per_point: int = PER_POINT) -> bytes:
     """A picture as the bytes of a PNG or SVG file; the same picture gives the same bytes."""
     nothing = {"png": {"Software": None}, "svg": {"Date": None, "Creator": None}}
     if kind not in nothing:
         raise UserError(f"a picture can be written as .png or .svg and not as '.{kind}': change the file's suffix.")
     content = io.BytesIO()
-    figure.savefig(content, format=kind, dpi=72 * PER_POINT, metadata=nothing[kind])
+    figure.savefig(content, format=kind, dpi=72 * per_point, metadata=nothing[kind])
     return content.getvalue()
 
 
@@ -136,9 +137,10 @@ def in_colours(painted: Tensor, colours: Sequence[str] = (VERMILLION, BLUE, GREE
     """Several images on one, each in its colour, added as light is (Fig. 5): (…, k, c, h, w) → (…, 3, h, w)."""
     light = painted.float().mean(-3, keepdim=True)  # k 1 h w
     # full brightness, or a dark blue would hide a stroke that the decoder painted in full
-    rgb = torch.tensor([matplotlib.colors.to_rgb(colours[k % len(colours)]) for k in range(painted.shape[-4])])
+    chosen = [matplotlib.colors.to_rgb(colours[k % len(colours)]) for k in range(painted.shape[-4])]
+    rgb = torch.tensor(chosen, device=light.device).view(-1, 3)
     rgb = rgb / rgb.amax(1, keepdim=True)
-    return (light * rgb.to(light.device)[:, :, None, None]).sum(-4).clamp(0, 1)
+    return (light * rgb[:, :, None, None]).sum(-4).clamp(0, 1)
 
 
 @functools.cache
@@ -206,7 +208,7 @@ def heading(axes: Axes, title: str, note: str = "", left: float = 14.0) -> None:
 def _panels(n: int, height: float, title: str, note: str = "") -> tuple[Figure, list[Axes]]:
     """A row of n axes under a title."""
     figure = Figure(figsize=(WIDTH / 72, height / 72), layout="constrained")
-    figure.get_layout_engine().set(w_pad=8 / 72, h_pad=6 / 72, wspace=0.03, rect=(0, 0, 1, 1 - 42 / height))  # type: ignore[union-attr, call-arg]
+    figure.get_layout_engine().set(w_pad=9 / 72, h_pad=6 / 72, wspace=0.02, rect=(0, 0, 1, 1 - 42 / height))  # type: ignore[union-attr, call-arg]
     figure.text(14 / WIDTH, 1 - 16 / height, title, size=TITLE, weight="bold", va="center")
     figure.text(14 / WIDTH, 1 - 32 / height, note, size=SMALL, color=MUTED, va="center")
     return figure, list(figure.subplots(1, n, squeeze=False)[0])
@@ -225,7 +227,7 @@ def training_curves(history: Sequence[Mapping[str, Any]]) -> Figure:
     epochs = {r["step"]: r for r in history if r.get("kind") == "epoch"}
     draws: list[Callable[[Axes], None]] = [lambda axes: _losses(axes, list(steps.values()))]
     if any(_series(steps.values(), "reconstruction")):
-        draws.append(lambda axes: _line(axes, steps.values(), "reconstruction", "Reconstruction", "squared error, an image"))
+        draws.append(lambda axes: _line(axes, steps.values(), "reconstruction", "Reconstruction error"))
     if any(_series(epochs.values(), "validation_error_percent")):
         draws.append(lambda axes: _validation(axes, list(epochs.values())))
     draws.append(lambda axes: _learning_rate(axes, list(steps.values())))
@@ -243,6 +245,11 @@ def _series(records: Iterable[Mapping[str, Any]], key: str) -> tuple[list[float]
     return [x for x, _ in points], [y for _, y in points]
 
 
+def plain(value: float, _: float = 0) -> str:
+    """A tick as people write it: 0.002 and not 2e-3."""
+    return f"{value:.10f}".rstrip("0").rstrip(".")
+
+
 def _smooth(values: Sequence[float]) -> list[float]:
     """A moving average over about a twentieth of the curve; it starts unbiased."""
     decay = 1 - 1 / max(1.0, len(values) / 20)
@@ -254,25 +261,25 @@ def _smooth(values: Sequence[float]) -> list[float]:
 
 
 def _line(
-    axes: Axes, records: Iterable[Mapping[str, Any]], key: str, title: str, unit: str,
-    colour: str = BLUE, label: str | None = None,
-) -> None:  # fmt: skip
+    axes: Axes, records: Iterable[Mapping[str, Any]], key: str, title: str, colour: str = BLUE, label: str = ""
+) -> None:
     """One quantity: every record faintly, its moving average strongly."""
     x, y = _series(records, key)
     axes.plot(x, y, color=colour, alpha=0.25, linewidth=0.8)
     axes.plot(x, _smooth(y), color=colour, label=label, marker="o" if len(x) == 1 else None, markersize=4)
     axes.set_title(title)
-    axes.set_ylabel(unit)
     if y and min(y) > 0 and max(y) > 3 * min(y):
         axes.set_yscale("log")
-        axes.yaxis.set_major_formatter(matplotlib.ticker.FuncFormatter(lambda value, _: f"{value:g}"))
-        axes.yaxis.set_minor_formatter(matplotlib.ticker.NullFormatter())
+        narrow = max(y) < 100 * min(y)
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if narrow else (1,)))
+        axes.yaxis.set_major_formatter(plain)
+        axes.yaxis.set_minor_locator(NullLocator())
 
 
 def _losses(axes: Axes, train: Sequence[Mapping[str, Any]]) -> None:
-    _line(axes, train, "loss", "Loss", "", INK, "total")
+    _line(axes, train, "loss", "Loss", INK, "total")
     if any(_series(train, "margin")):
-        _line(axes, train, "margin", "Loss", "", VERMILLION, "margin")
+        _line(axes, train, "margin", "Loss", VERMILLION, "margin")
         axes.legend(loc="upper right", handlelength=1.2, borderaxespad=0)
 
 
@@ -284,7 +291,7 @@ def _validation(axes: Axes, epochs: Sequence[Mapping[str, Any]]) -> None:
     axes.set(ylim=(0, None), title="Validation error", ylabel="%")
     axes.annotate(
         f"best {y[best]:.2f} %", (x[best], y[best]), (0, -12), textcoords="offset points", size=SMALL,
-        ha="right" if x[best] > (x[0] + x[-1]) / 2 else "left", va="top" , color=INK,
+        ha="right" if x[best] > (x[0] + x[-1]) / 2 else "left", va="top", color=INK,
     )  # fmt: skip
 
 
@@ -292,7 +299,7 @@ def _learning_rate(axes: Axes, train: Sequence[Mapping[str, Any]]) -> None:
     x, y = _series(train, "lr")
     axes.plot(x, y, color=MUTED)
     axes.set(ylim=(0, 1.15 * max(y, default=1.0) or 1.0), title="Learning rate")
-    axes.yaxis.set_major_formatter(matplotlib.ticker.FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_major_formatter(plain)
 
 
 def _pace(train: Sequence[Mapping[str, Any]]) -> str:
@@ -326,30 +333,32 @@ def confusion_matrix(evaluation: Evaluation) -> Figure:
     """True classes in rows, named ones in columns; only the errors have colour, for 99.5 % lie on the diagonal."""
     counts, names = confusions(evaluation), shown_all(evaluation.classes)
     if int(counts[-1].sum() + counts[:, -1].sum()):
-        names.append("nothing")
+        names.append("none")
     else:
         counts = counts[:-1, :-1]
     figure, axes, cell = _square(names, f"{evaluation.errors:,} of {evaluation.n:,} examples are wrong")
     axes.imshow(_error_colours(counts), extent=(0, len(names), len(names), 0), aspect="auto", interpolation="nearest")
     if len(names) <= NUMBERED:
         _numbers(axes, counts.tolist(), min(TEXT, 0.42 * cell))
-    _error_rates(axes, counts, min(SMALL, 0.7 * cell))
+    _error_rates(axes, evaluation, min(SMALL, 0.7 * cell))
     return figure
 
 
 def _square(names: Sequence[str], note: str) -> tuple[Figure, Axes, float]:
     """Axes with one unit a class and the classes' names on two sides; gives the side of a cell in points too."""
     j, longest = len(names), max(map(len, names))
-    margin, right, rotated = 44 + 5.4 * longest, 52.0, longest > 3
+    cell = min(34.0, (WIDTH - 160) / j)
+    size = max(5.0, min(TEXT, 0.72 * cell))
+    words = 0.62 * size * longest  # the widest name in points, about
+    margin, right, rotated = 36 + words, 52.0, words > cell
     cell = min(34.0, (WIDTH - margin - right) / j)
-    top, side = 78.0 + (5.4 * longest if rotated else 0), j * cell
+    top, side = 72 + (words if rotated else size), j * cell
     height, left = top + side + 14, margin + (WIDTH - margin - right - side) / 2
     figure, page = sheet(WIDTH, height)
     heading(page, "What is confused with what", note)
     axes = figure.add_axes((left / WIDTH, 14 / height, side / WIDTH, side / height))
     axes.set(xlim=(0, j), ylim=(j, 0), xlabel="named by the model", ylabel="there in truth")
-    size = max(5.0, min(TEXT, 0.72 * cell))
-    every = range(0, j, math.ceil(1.2 * size / cell) if cell < 1.2 * size else 1)  # names that would overlap are left out
+    every = range(0, j, math.ceil(1.2 * size / cell))  # names that would overlap are left out
     places, shown_names = [k + 0.5 for k in every], [names[k] for k in every]
     axes.set_xticks(places, shown_names, size=size, color=INK, rotation=90 if rotated else 0)
     axes.set_yticks(places, shown_names, size=size, color=INK)
@@ -363,7 +372,7 @@ def _square(names: Sequence[str], note: str) -> tuple[Figure, Axes, float]:
 def _error_colours(counts: Tensor) -> np.ndarray:
     """(j, j, 4): paper where nothing happened, grey on the diagonal, heat by the count elsewhere."""
     errors = counts.clone().fill_diagonal_(0).numpy()
-    colours = HEAT(PowerNorm(0.5, 0, max(1, errors.max()))(errors))
+    colours = HEAT(PowerNorm(0.5, 0, max(4, errors.max()))(errors))
     colours[errors == 0] = matplotlib.colors.to_rgba("#f3f2ef")
     colours[np.eye(len(errors), dtype=bool)] = matplotlib.colors.to_rgba("#e2e5e8")
     return colours
@@ -374,7 +383,7 @@ def _numbers(axes: Axes, counts: Sequence[Sequence[int]], size: float) -> None:
     for r, row in enumerate(counts):
         for k, n in enumerate(row):
             if n:
-                colour = MUTED if k == r else ("white" if n > 0.35 * most and most > 1 else INK)
+                colour = MUTED if k == r else ("white" if n > 0.35 * most and most > 3 else INK)
                 strong = "normal" if k == r else "bold"
                 # four figures fit a cell a size smaller
                 fit = size * min(1.0, 3.4 / len(str(n))) if k == r else size
@@ -386,15 +395,16 @@ def _numbers(axes: Axes, counts: Sequence[Sequence[int]], size: float) -> None:
     axes.tick_params(which="minor", length=0)
 
 
-def _error_rates(axes: Axes, counts: Tensor, size: float) -> None:
+def _error_rates(axes: Axes, evaluation: Evaluation, size: float) -> None:
     """To the right of each row, the share of that class that was missed."""
-    j = len(counts)
+    where, there = axes.get_xlim()[1] + 0.25, evaluation.targets.bool()
     if size < 4:
         return
-    axes.text(j + 0.25, -0.2, "missed", size=min(SMALL, size), color=MUTED, va="bottom")
-    for r, (right, total) in enumerate(zip(counts.diag().tolist(), counts.sum(1).tolist(), strict=True)):
-        missed = f"{100 * (total - right) / total:.1f} %" if total and right else ""
-        axes.text(j + 0.25, r + 0.5, missed, size=size, color=INK if total > right else MUTED, va="center")
+    axes.text(where, -0.2, "missed", size=size, color=MUTED, va="bottom")
+    missed, total = (there & ~evaluation.predicted.bool()).sum(0).tolist(), there.sum(0).tolist()
+    for r, (few, all_of_them) in enumerate(zip(missed, total, strict=True)):
+        share = f"{100 * few / all_of_them:.1f} %" if all_of_them else "–"
+        axes.text(where, r + 0.5, share, size=size, color=INK if few else MUTED, va="center")
 
 
 # --- Tiles ---------------------------------------------------------------------------------------------------
@@ -424,20 +434,18 @@ def mistakes(images: Tensor, evaluation: Evaluation, most: int = 24) -> Figure:
 
     images (n, c, h, w), the evaluation's examples in its order.
     """
-    worst, names = worst_mistakes(evaluation, most), shown_all(evaluation.classes, 10)
-    columns, gap, words = 6, 14.0, 32.0
-    most_wide = (WIDTH - 28 - (columns - 1) * gap) / columns
-    width, height = tile_size(images.shape, most_wide)
-    rows = max(1, math.ceil(len(worst) / columns))
-    figure, axes = sheet(WIDTH, snap(52 + rows * (height + words + 12)))
-    shown_count = f"{len(worst)} of {evaluation.errors:,}" if len(worst) < evaluation.errors else f"all {evaluation.errors}"
-    note = f"{shown_count}. Blue: length of the class that is there; vermillion: of the one that was named."
-    heading(axes, "The most confident mistakes", note if worst else f"none: all {evaluation.n:,} are right.")
+    worst, names, columns = worst_mistakes(evaluation, most), shown_all(evaluation.classes, 10), 6
+    space = (WIDTH - 28 + 14) / columns
+    width, height = tile_size(images.shape, space - 14)
+    down = height + 46
+    figure, axes = sheet(WIDTH, snap(56 + max(0.2, math.ceil(len(worst) / columns)) * down))
+    count = f"{len(worst)} of {evaluation.errors:,}" if len(worst) < evaluation.errors else f"All {len(worst)}"
+    note = f"{count}. Blue: length of the class that is there; vermillion: of the one that was named."
+    heading(axes, "The most confident mistakes", note if worst else f"None: all {evaluation.n:,} are right.")
     for k, example in enumerate(worst):
-        left = snap(14 + (k % columns) * (most_wide + gap))
-        top = snap(50 + (k // columns) * (height + words + 12))
-        put(axes, as_pixels(images[example]), snap(left + (most_wide - width) / 2), top, width, height)
-        _two_bars(axes, evaluation, example, names, left, top + height + 4, most_wide)
+        left, top = snap(14 + k % columns * space), snap(50 + k // columns * down)
+        put(axes, as_pixels(images[example]), left, top, width, height)
+        _two_bars(axes, evaluation, example, names, left, top + height + 5, max(width, 64.0))
     return figure
 
 
@@ -449,7 +457,7 @@ def _two_bars(
     for row, (only, colour) in enumerate([(there & ~named, BLUE), (named & ~there, VERMILLION)]):
         y = top + 14 * row
         which = [int(k) for k in only.nonzero()]
-        label = shown("+".join(names[k] for k in which) or "nothing", most=12)
+        label = shown("+".join(names[k] for k in which) or "none", most=int((width - 22) / (0.62 * TINY)))
         axes.text(left, y + 5, label, size=TINY if len(label) > 6 else SMALL, color=colour, weight="bold", va="center")
         axes.add_patch(Rectangle((left, y + 10.5), width, 2, color=FAINT, linewidth=0))
         if which:
@@ -458,46 +466,94 @@ def _two_bars(
             axes.add_patch(Rectangle((left, y + 10.5), width * min(1.0, length), 2, color=colour, linewidth=0))
 
 
+@torch.inference_mode()
+def reconstructions(model: CapsNet, images: Tensor, true: Tensor | None = None) -> Figure:
+    """What a model paints from its poses, beside its inputs (Fig. 3): right ones, and wrong ones if `true` is given.
+
+    images (n, c, h, w), uint8 or 0 to 1; true (n,) labels.
+    """
+    prediction = model.predict(images)
+    if prediction.reconstructions is None or prediction.poses is None:
+        raise UserError("this model has no decoder, so it cannot paint reconstructions: train one with a decoder.")
+    names = [shown(name, number, 8) for number, name in enumerate(model.classes)]
+    predicted = [names[k] for k in prediction.labels.tolist()]
+    if true is None:
+        return painted_beside(images, prediction.reconstructions, None, predicted)
+    truly = model.reconstruct(prediction.poses.to(model.device), true.to(model.device))
+    return painted_beside(images, prediction.reconstructions, [names[k] for k in true.tolist()], predicted, truly)
+
+
 @styled
-def reconstructions(
+def painted_beside(
     images: Tensor,
     painted: Tensor,
-    true: Sequence[str],
+    true: Sequence[str] | None,
     predicted: Sequence[str],
     painted_true: Tensor | None = None,
 ) -> Figure:
-    """Inputs above what the decoder paints from the predicted class, right ones and wrong ones (Fig. 3).
+    """Inputs above what was painted from the predicted class, right ones and wrong ones (Fig. 3).
 
     images, painted, painted_true (n, c, h, w); true, predicted: n names. An example is wrong where they differ; it
-    then has a third tile, painted from the pose of the class that is there. (l, p, r): label, prediction, and the
-    class that the reconstruction was painted from.
+    then has a third tile, painted from the class that is there. (l, p, r): label, prediction, and the class that
+    the reconstruction was painted from. Without `true` nothing is right or wrong.
     """
-    right = [k for k in range(len(images)) if true[k] == predicted[k]]
-    wrong = [k for k in range(len(images)) if true[k] != predicted[k]]
-    columns, between = len(right) + len(wrong), 26.0 if right and wrong else 0.0
-    space = min(64.0, (WIDTH - 78 - between) / max(1, columns))
-    width, height = tile_size(images.shape, space - 6)
-    words, rows = 14.0, 3 if wrong and painted_true is not None else 2
-    figure, axes = sheet(WIDTH, snap(72 + rows * (height + words) + 4))
-    heading(axes, "Reconstructions", "(l, p, r): label, prediction, class painted from")
-    for row, name in enumerate(["input", "painted from\nprediction", "painted from\nlabel"][:rows]):
-        axes.text(14, 68 + row * (height + words) + height / 2, name, size=TINY, color=MUTED, va="center")
-    for place, k in enumerate([*right, *wrong]):
-        left = snap(72 + place * space + (between if place >= len(right) else 0))
-        l, p = shown(true[k], most=5), shown(predicted[k], most=5)
-        stack = [(images, f"{l}", BLUE), (painted, f"({l}, {p}, {p})", VERMILLION if l != p else MUTED)]
-        if k in wrong and painted_true is not None:
-            stack.append((painted_true, f"({l}, {p}, {l})", BLUE))
-        for row, (source, label, colour) in enumerate(stack):
-            top = snap(66 + row * (height + words))
-            put(axes, as_pixels(source[k]), left, top, width, height)
-            size = min(TINY, 1.55 * space / max(1, len(label)))
-            axes.text(left + width / 2, top + height + 6, label, size=size, color=colour, ha="center", va="center")
-    for group, place, colour in ((right, 0, BLUE), (wrong, len(right), VERMILLION)):
-        if group:
-            left = 72 + place * space + (between if place else 0)
-            axes.text(left, 54, "right" if group is right else "wrong", size=SMALL, weight="bold", color=colour)
+    stacks = [
+        _stack(k, images, painted, None if true is None else true[k], predicted[k], painted_true)
+        for k in range(len(images))
+    ]
+    columns, left = 10, 82.0
+    width, height = tile_size(images.shape, (WIDTH - left - 6) / columns - 5)
+    lines = _in_lines(stacks, columns, judged=true is not None)
+    downs = [len(line[0]) * (height + 15) + 14 for _, line in lines]  # room for words under each tile
+    figure, axes = sheet(WIDTH, snap(58 + sum(downs)))
+    triple = "(l, p, r): label, prediction, class that was painted"
+    heading(axes, "Reconstructions", "painted from the pose of the predicted class" if true is None else triple)
+    for k, (name, line) in enumerate(lines):
+        top = 54.0 + sum(downs[:k])
+        colour = VERMILLION if name == "wrong" else BLUE
+        axes.text(14, top + height / 2 - 12, name, size=TEXT, weight="bold", color=colour, va="center")
+        _tiles(axes, line, left, top, width, height, (WIDTH - left - 6) / columns)
     return figure
+
+
+Stack = list[tuple[np.ndarray, str, str]]  # tiles from top to bottom: pixels, words, colour of the words
+
+
+def _stack(k: int, images: Tensor, painted: Tensor, l: str | None, p: str, painted_true: Tensor | None) -> Stack:
+    """One example's tiles: input, painted from the prediction and, where that is wrong, from the label."""
+    image, tile = as_pixels(images[k]), as_pixels(painted[k])
+    if l is None:
+        return [(image, "", INK), (tile, p, MUTED)]
+    said = (lambda r: f"({l}, {p}, {r})") if len(l) + len(p) <= 4 else str  # names would not fit three times
+    if l == p:
+        return [(image, l, INK), (tile, said(p), MUTED)]
+    stack = [(image, l, BLUE), (tile, said(p), VERMILLION)]
+    return stack if painted_true is None else [*stack, (as_pixels(painted_true[k]), said(l), BLUE)]
+
+
+def _in_lines(stacks: Sequence[Stack], columns: int, judged: bool) -> list[tuple[str, list[Stack]]]:
+    """Right ones first, then wrong ones, so many a line; the first line of each kind has its name."""
+    right = [s for s in stacks if s[1][2] == MUTED]
+    wrong = [s for s in stacks if s[1][2] != MUTED]
+    lines = []
+    for name, group in (("right" if judged else "", right), ("wrong", wrong)):
+        for k in range(0, len(group), columns):
+            lines.append(("" if k else name, group[k : k + columns]))
+    return lines
+
+
+def _tiles(
+    axes: Axes, line: Sequence[Stack], left: float, top: float, width: float, height: float, space: float
+) -> None:
+    """A line of stacks, with what each row is at its left and the words under each tile."""
+    for row, said in enumerate(("input", "from prediction", "from label")[: len(line[0])]):
+        axes.text(14, top + row * (height + 15) + height / 2, said, size=TINY, color=MUTED, va="center")
+    for k, stack in enumerate(line):
+        for row, (pixels, words, colour) in enumerate(stack):
+            x, y = snap(left + k * space), snap(top + row * (height + 15))
+            put(axes, pixels, x, y, width, height)
+            size = min(TINY, 1.6 * space / max(1, len(words)))
+            axes.text(x + width / 2, y + height + 6.5, words, size=size, color=colour, ha="center", va="center")
 
 
 def mosaic(tiles: Tensor, gap: int) -> np.ndarray:
@@ -542,17 +598,22 @@ def tweak_grid(
     across, down = width * (1 + gap / w), height + width * gap / w
     left, top = snap((WIDTH - steps * across - 22) / 2), 64.0
     figure, axes = sheet(WIDTH, snap(top + q * down + 12))
-    name = shown(model.classes[label], label, 24)
-    heading(axes, f"What the pose of “{name}” knows", f"One of its {q} numbers moved at a time; the framed column is as found.")
+    note = f"One of its {q} numbers moved at a time; the framed column is as found."
+    heading(axes, f"What the pose of “{shown(model.classes[label], label, 24)}” knows", note)
     put(axes, mosaic(painted, gap), left, top, steps * across, q * down)
-    for k, move in enumerate(np.linspace(-span, span, steps)):
-        colour = BLUE if 2 * k + 1 == steps else MUTED
-        axes.text(left + k * across + width / 2, top - 9, signed(move), size=TINY, color=colour, ha="center", va="center")
+    _steps(axes, np.linspace(-span, span, steps), left + width / 2, top, across, q * down)
     _rows(axes, painted, left, top, down, left + steps * across)
-    if steps % 2:
-        corner = (left + steps // 2 * across - (across - width) / 2, top - (across - width) / 2)
-        axes.add_patch(Rectangle(corner, across, q * down, fill=False, edgecolor=BLUE, linewidth=1.6))
     return figure
+
+
+def _steps(axes: Axes, moves: np.ndarray, first: float, top: float, across: float, height: float) -> None:
+    """How far each column moved, from the middle of the first one on; a frame around the one that did not."""
+    for k, move in enumerate(moves):
+        x, still = first + k * across, abs(move) < 1e-9
+        axes.text(x, top - 9, signed(move), size=TINY, color=BLUE if still else MUTED, ha="center", va="center")
+        if still:
+            corner = (x - across / 2, top - 1)
+            axes.add_patch(Rectangle(corner, across, height, fill=False, edgecolor=BLUE, linewidth=1.6))
 
 
 def signed(move: float) -> str:
@@ -594,7 +655,7 @@ def routing(
     received = trace.couplings[:, example].mean(1).detach().cpu()  # t j: the share of all lower capsules' output
     order = sizes[-1].argsort(descending=True).tolist()
     blue = order[0] if true is None else true
-    marked = {blue: BLUE, **{k: VERMILLION for k in [k for k in order if k != blue][:1]}}
+    marked = {blue: BLUE, **dict.fromkeys([k for k in order if k != blue][:1], VERMILLION)}
     names = shown_all(classes, 10)
     title, note = f"Routing of one “{names[blue]}”", f"blue: “{names[blue]}”"
     note += "".join(f"; vermillion: its strongest rival, “{names[k]}”" for k in marked if k != blue)
@@ -619,8 +680,9 @@ def _sources(axes: Axes, image: Tensor, added: Tensor, grid: tuple[int, int] | N
     """The image, and over each place of the grid a disc as large as what its capsules add; hollow: against."""
     height, width = image.shape[-2:]
     axes.imshow(as_pixels(image), extent=(0, width, height, 0), interpolation="auto")
-    axes.set(title="Where votes come from" if grid else "Input", xlim=(0, width), ylim=(height, 0))
+    axes.set(title="Votes from" if grid else "Input", xlim=(0, width), ylim=(height, 0))
     axes.axis("off")
+    axes.set_anchor("NW")
     if grid is None or added.numel() % math.prod(grid):
         return
     places = added.view(*grid, -1).sum(-1)  # h w
@@ -629,9 +691,9 @@ def _sources(axes: Axes, image: Tensor, added: Tensor, grid: tuple[int, int] | N
     area = (places.abs() / strongest).numpy().ravel() * (0.8 * 92 / max(grid)) ** 2
     against = (places < 0).numpy().ravel()
     axes.scatter(
-        (columns.ravel() + 0.5) * width / grid[1], (rows.ravel() + 0.5) * height / grid[0], area, linewidths=1.2,
-        facecolors=["none" if no else BLUE for no in against], edgecolors=[VERMILLION if no else BLUE for no in against],
-        alpha=0.75,
+        (columns.ravel() + 0.5) * width / grid[1], (rows.ravel() + 0.5) * height / grid[0], area, alpha=0.6,
+        facecolors=["none" if no else BLUE for no in against], linewidths=1.2,
+        edgecolors=[VERMILLION if no else BLUE for no in against],
     )  # fmt: skip
 
 
@@ -655,13 +717,16 @@ def _iterations(axes: Axes, t: np.ndarray, title: str, unit: str) -> None:
 
 
 def _entropy(axes: Axes, couplings: Tensor) -> None:
-    """How undecided the lower capsules are: 1 when each sends everywhere alike, 0 when to one class only."""
+    """How undecided the lower capsules are: 100 % when one sends everywhere alike, 0 when to a single class."""
     leak = (1 - couplings.sum(-1, keepdim=True)).clamp(min=0)  # 0 unless the routing is leaky
     choices = couplings.shape[-1] + int(bool(leak.max() > 1e-4))
     every = torch.special.entr(torch.cat([couplings, leak], -1)).sum(-1) / math.log(max(2, choices))  # t i
-    low, middle, high = torch.quantile(every.float(), torch.tensor([0.1, 0.5, 0.9]), dim=1).numpy()
+    marks = torch.tensor([0.0, 0.1, 0.5, 0.9], dtype=every.dtype)
+    least, low, middle, high = (100 * torch.quantile(every, marks, dim=1)).numpy()
     t = np.arange(1, len(every) + 1)
     axes.fill_between(t, low, high, color=GREEN, alpha=0.18, linewidth=0)
-    axes.plot(t, middle, color=GREEN, marker="o", markersize=4.5)
-    _iterations(axes, t, "Undecidedness", "entropy / log j")
-    axes.set_ylim(0, 1.05)
+    axes.plot(t, least, color=GREEN, linewidth=1, linestyle=(0, (3, 2)), label="most decided")
+    axes.plot(t, middle, color=GREEN, marker="o", markersize=4.5, label="median")
+    _iterations(axes, t, "Entropy", "% of log j")
+    axes.set_ylim(min(99.0, float(least.min()) - 0.2), 100.05 if least.min() > 98 else 101)
+    axes.legend(loc="best", handlelength=1.4, borderaxespad=0, labelcolor=MUTED)

@@ -7,6 +7,8 @@ because the gradient of ‖s‖ does not exist at s = 0 and silent capsules are 
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 from torch import Tensor
 
@@ -16,6 +18,12 @@ EPS = 1e-9
 def at_least_float32(x: Tensor) -> Tensor:
     """Half precision widened, everything else as it is: sums of squares and agreements do not survive in bf16."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def without_autocast(x: Tensor) -> AbstractContextManager:
+    """A context in which autocast leaves x's device alone; the meta device has no autocast to turn off."""
+    kind = x.device.type
+    return torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext()
 
 
 def squash(s: Tensor, dim: int = -1) -> Tensor:

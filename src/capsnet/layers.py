@@ -10,6 +10,7 @@ convolution leaves them in memory; the order is of no consequence for the paper.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Literal
@@ -17,10 +18,11 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from capsnet import routing
 from capsnet.errors import UserError
 from capsnet.functional import squash
 from capsnet.kernels import convolution
+from capsnet.routing import Routed
+from capsnet.routing import get as find_routing
 
 Init = Literal["default", "official"]
 
@@ -86,19 +88,27 @@ class PrimaryCaps(nn.Module):
         super().__init__()
         self.types, self.dim, self.factor = types, dim, factor
         std = 0.1 if init == "official" else None
-        self.conv = Conv2d(
-            in_channels, types * dim, kernel_size, stride, init_std=std, device=device, dtype=dtype
-        )
+        self.conv = Conv2d(in_channels, types * dim, kernel_size, stride, init_std=std, device=device, dtype=dtype)
 
     def reset_parameters(self) -> None:
         self.conv.reset_parameters()
 
     def forward(self, x: Tensor) -> Tensor:
+        self.check(x)
         s = self.conv(x)
         if self.factor != 1.0 and self.conv.bias is not None:
             s = s * self.factor + (1 - self.factor) * self.conv.bias.view(-1, 1, 1)  # factor · conv(x) + bias
         capsules = s.permute(0, 2, 3, 1).unflatten(-1, (self.types, self.dim))  # b h w type p
         return squash(capsules.flatten(1, 3))
+
+    def check(self, x: Tensor) -> None:
+        """Say what came and what was expected before a convolution says it less well."""
+        channels, side = self.conv.in_channels, self.conv.kernel_size[0]
+        if x.dim() != 4 or x.shape[1] != channels or min(x.shape[2:]) < side:
+            raise UserError(
+                f"PrimaryCaps expects (b, {channels}, h, w) with h and w of at least {side} and got {tuple(x.shape)}: "
+                f"set in_channels to what the layer below gives, or use a smaller kernel_size."
+            )
 
     def extra_repr(self) -> str:
         return f"types={self.types}, dim={self.dim}, factor={self.factor:g}"
@@ -138,6 +148,7 @@ class DenseCaps(nn.Module):
                 f"DenseCaps shares transformations over {shared} capsule types and got {lower} lower capsules, "
                 f"which is no multiple of it: set shared to the types of PrimaryCaps."
             )
+        find_routing(routing)  # an unknown name is better refused here than in the first forward pass
         self.lower, self.lower_dim, self.upper, self.upper_dim = lower, lower_dim, upper, upper_dim
         self.iterations, self.routing, self.leaky, self.detach = iterations, routing, leaky, detach
         self.shared, self.init = shared, init
@@ -159,15 +170,14 @@ class DenseCaps(nn.Module):
         if self.bias is not None:
             nn.init.constant_(self.bias, 0.1 if self.init == "official" else 0.0)
 
-    def route(self, u: Tensor, trace: bool = False) -> routing.Routed:
+    def route(self, u: Tensor, trace: bool = False) -> Routed:
         """Route, and return how it went as well: `Routed(v, trace)`."""
         if u.dim() != 3 or u.shape[1:] != (self.lower, self.lower_dim):
             raise UserError(
                 f"DenseCaps expects (b, {self.lower}, {self.lower_dim}) and got {tuple(u.shape)}: "
                 f"set lower and lower_dim to what the layer below gives, or check its types and dim."
             )
-        algorithm = routing.get(self.routing)
-        return algorithm(
+        return find_routing(self.routing)(
             u, self.weight, self.bias,
             iterations=self.iterations, leaky=self.leaky, detach=self.detach, trace=trace,
         )  # fmt: skip
@@ -205,11 +215,10 @@ class Decoder(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.image_shape, self.init = image_shape, init
+        self.upper, self.upper_dim, self.image_shape, self.init = upper, upper_dim, image_shape, init
         widths = [upper * upper_dim, *hidden, math.prod(image_shape)]
         self.linears = nn.ModuleList(
-            nn.Linear(before, after, device=device, dtype=dtype)
-            for before, after in zip(widths, widths[1:], strict=False)
+            nn.Linear(before, after, device=device, dtype=dtype) for before, after in itertools.pairwise(widths)
         )
         self.reset_parameters()
 
@@ -222,8 +231,14 @@ class Decoder(nn.Module):
                 nn.init.constant_(linear.bias, 0.1)
 
     def forward(self, poses: Tensor) -> Tensor:
-        x = poses.flatten(-2)
+        if poses.shape[-2:] != (self.upper, self.upper_dim):
+            raise UserError(
+                f"Decoder expects (…, {self.upper}, {self.upper_dim}) and got {tuple(poses.shape)}: "
+                f"set upper and upper_dim to what the capsule layer below gives."
+            )
         *hidden, pixels = self.linears
+        # routing gives float32 even where the weights are bfloat16
+        x = poses.flatten(-2).to(next(self.parameters()).dtype)
         for linear in hidden:
             x = torch.relu(linear(x))
         return torch.sigmoid(pixels(x)).unflatten(-1, self.image_shape)

@@ -46,7 +46,7 @@ def reconstruction_loss(reconstruction: Tensor, image: Tensor) -> Tensor:
 
 
 def classification_loss(logits: Tensor, targets: Tensor, multi_label: bool = False) -> Tensor:
-    """What the paper's CNN baselines minimise: cross-entropy, or a sigmoid for each class where several may be there."""
+    """What the paper's CNN baselines minimise: cross-entropy, or a sigmoid a class where several may be there."""
     if multi_label:
         return F.binary_cross_entropy_with_logits(logits, targets, reduction="none").sum(1).mean()
     return torch.mean(-(targets * logits.log_softmax(1)).sum(1))

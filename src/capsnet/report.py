@@ -9,6 +9,7 @@ left out, and the page says so.
 from __future__ import annotations
 
 import base64
+import io
 import json
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,6 +19,7 @@ from typing import Any
 
 import torch
 from matplotlib.figure import Figure
+from PIL import Image
 from torch import Tensor
 
 from capsnet import figures
@@ -28,14 +30,13 @@ from capsnet.errors import UserError
 from capsnet.evaluation import Evaluation
 from capsnet.models import CapsNet, Model
 
-RIGHT, WRONG = 8, 3  # columns of the reconstructions
-GRIDS = 10  # tweak grids at most: the first is open, the others fold out
+COLUMNS = 10  # of the reconstructions, right and wrong
+GRIDS = 10  # tweak grids at most: one is open, the others fold out
+GRID_BYTES = 900_000  # and no more than this much of them, for the page should fit into a mail
 
 CSS = """
 :root { color-scheme: light dark; --page: #f4f2ee; --card: #fbfaf8; --ink: #1f2733; --muted: #5d6772;
   --line: #dcdad5; --accent: #0072b2; --code: #eceae5 }
-@media (prefers-color-scheme: dark) { :root { --page: #14181d; --card: #1d232a; --ink: #e6e8ea; --muted: #9aa5b1;
-  --line: #323a44; --accent: #6db8e8; --code: #262d36 } }
 * { box-sizing: border-box }
 body { margin: 0; background: var(--page); color: var(--ink); font: 16px/1.6 system-ui, -apple-system, "Segoe UI",
   Roboto, "Helvetica Neue", sans-serif; -webkit-text-size-adjust: 100% }
@@ -46,10 +47,11 @@ p { margin: 8px 0 16px; max-width: 68ch }
 .sub, figcaption, .note, dt { color: var(--muted) }
 .sub { margin: 4px 0 28px }
 .result { background: var(--card); border: 1px solid var(--line); border-radius: 14px; padding: 24px 28px;
-  display: flex; flex-wrap: wrap; gap: 16px 48px; align-items: flex-end }
+  display: flex; flex-wrap: wrap; gap: 16px 36px; align-items: flex-end }
 .result div { min-width: 0 }
-.result b { display: block; font-size: 1.5rem; line-height: 1.15; font-weight: 600; font-variant-numeric: tabular-nums }
-.result .big b { font-size: 3.4rem; letter-spacing: -.03em; color: var(--accent) }
+.result b { display: block; font-size: 1.25rem; line-height: 1.15; font-weight: 600;
+  font-variant-numeric: tabular-nums }
+.result .big b { font-size: 3.2rem; letter-spacing: -.03em; color: var(--accent) }
 .result span { color: var(--muted); font-size: .875rem }
 dl { display: grid; grid-template-columns: minmax(8em, max-content) 1fr; gap: 6px 24px; margin: 12px 0 16px;
   font-size: .9375rem }
@@ -66,6 +68,9 @@ pre { background: var(--code); border-radius: 10px; padding: 14px 16px; overflow
 code, pre { font-family: ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mono", monospace }
 footer { margin-top: 64px; padding-top: 16px; border-top: 1px solid var(--line); color: var(--muted);
   font-size: .875rem }
+@media (prefers-color-scheme: dark) { :root { --page: #14181d; --card: #1d232a; --ink: #e6e8ea; --muted: #9aa5b1;
+  --line: #323a44; --accent: #6db8e8; --code: #262d36 }
+  .frame img { filter: brightness(.93) } .frame { background: #ebeae8; border-color: transparent } }
 @media (max-width: 560px) { main { padding: 24px 16px 48px } .result { padding: 20px } .result .big b {
   font-size: 2.8rem } dl { grid-template-columns: 1fr; gap: 0 } dd { margin-bottom: 10px } }
 @media print { body { background: #fff } .frame, .result { break-inside: avoid } }
@@ -96,8 +101,8 @@ def write_report(
     sections = [
         result(evaluation, certificate),
         origin(model, dataset, certificate),
-        *training(history),
-        *errors(dataset, evaluation),
+        training(history),
+        errors(dataset, evaluation),
         *inside(model, dataset, evaluation),
         next_steps(folder, model, certificate),
     ]
@@ -128,15 +133,25 @@ def paragraph(text: str) -> str:
     return f"<p>{escape(text)}</p>"
 
 
-def picture(figure: Figure, alt: str, caption: str = "") -> str:
-    """A figure with its words; the image is inside the page."""
-    content = base64.b64encode(figures.render(figure)).decode()
+def picture(content: bytes, figure: Figure, alt: str, caption: str = "") -> str:
+    """A rendered figure with its words; the image is inside the page."""
     width, height = (round(side * 72 * figures.PER_POINT / 2) for side in figure.get_size_inches())
+    source = f"data:image/png;base64,{base64.b64encode(content).decode()}"
+    image = f'<img src="{source}" alt="{escape(alt)}" width="{width}" height="{height}">'
     said = f"<figcaption>{escape(caption)}</figcaption>" if caption else ""
-    return (
-        f'<figure><div class="frame"><img src="data:image/png;base64,{content}" alt="{escape(alt)}" '
-        f'width="{width}" height="{height}" loading="lazy"></div>{said}</figure>'
-    )
+    return f'<figure><div class="frame" tabindex="0">{image}</div>{said}</figure>'  # a keyboard can scroll it
+
+
+def drawn(figure: Figure, alt: str, caption: str = "") -> str:
+    return picture(figures.render(figure), figure, alt, caption)
+
+
+def posterised(png: bytes) -> bytes:
+    """A PNG with 32 shades a channel (paper as it is): half the size, and nobody sees it in pictures this small."""
+    shades = [min(255, round(v / 8) * 8) if v < 244 else v for v in range(256)]
+    content = io.BytesIO()
+    Image.open(io.BytesIO(png)).convert("RGB").point(shades * 3).save(content, "png")
+    return content.getvalue()
 
 
 def folded(summary: str, *parts: str) -> str:
@@ -182,7 +197,8 @@ def result(evaluation: Evaluation, certificate: Mapping[str, Any]) -> str:
         f"{exact}The interval says how far chance in the choice of {evaluation.n:,} test images can move the figure; "
         f"another seed moves it too."
     )
-    return f"<header><h1>{escape(evaluation.data)}</h1>{sub}</header>\n<div class=\"result\">{boxes}</div>\n" + (
+    return (
+        f'<header><h1>{escape(evaluation.data)}</h1>{sub}</header>\n<div class="result">{boxes}</div>\n'
         f'<p class="note">{escape(interval)}</p>'
     )
 
@@ -194,7 +210,7 @@ def origin(model: Model, dataset: Dataset, certificate: Mapping[str, Any]) -> st
     rows = [
         ("network", architecture(model.config, getattr(model, "grid", None))),
         ("parameters", f"{parameters:,}"),
-        ("training", schedule(c)),
+        ("training", schedule(c, certificate)),
         ("optimiser", optimiser(c)),
         ("seed", c.get("seed")),
         ("wall time", duration(certificate.get("seconds"))),
@@ -235,12 +251,15 @@ def architecture(config: ModelConfig, grid: tuple[int, int] | None = None) -> st
     return " → ".join(parts)
 
 
-def schedule(config: Mapping[str, Any]) -> str:
-    if "epochs" not in config:
+def schedule(config: Mapping[str, Any], certificate: Mapping[str, Any]) -> str:
+    epochs = certificate.get("epochs", config.get("epochs"))
+    if epochs is None:
         return ""
-    held = config.get("validation") or 0
-    kept = f", {held:,} images held back for validation" if held else ", on all training images"
-    return f"{config['epochs']} epochs, batches of {config.get('batch_size')}{kept}"
+    images, held = certificate.get("training_images"), config.get("validation") or 0
+    parts = [f"{epochs} epoch" + ("s" if epochs != 1 else "") + (f" over {images:,} images" if images else "")]
+    parts.append(f"batches of {config.get('batch_size')}")
+    parts += [f"{held:,} images held back for validation"] if held else []
+    return ", ".join(parts)
 
 
 def optimiser(config: Mapping[str, Any]) -> str:
@@ -271,31 +290,28 @@ def duration(seconds: float | None) -> str:
     return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
-def training(history: Sequence[Mapping[str, Any]]) -> list[str]:
+def training(history: Sequence[Mapping[str, Any]]) -> str:
     """The curves, where a training was recorded."""
     if not any(record.get("kind") == "train" for record in history):
-        return [section("Training", paragraph("No record of the training was kept beside this model."))]
+        return section("How the training went", paragraph("No record of the training was kept beside this model."))
     alt = "Curves of the training: loss and, where recorded, reconstruction error, validation error, learning rate."
     caption = "Faint: every record. Strong: a moving average. The validation error never comes from test images."
-    return [section("Training", picture(figures.training_curves(history), alt, caption))]
+    return section("How the training went", drawn(figures.training_curves(history), alt, caption))
 
 
 # --- What went wrong -----------------------------------------------------------------------------------------
 
 
-def errors(dataset: Dataset, evaluation: Evaluation) -> list[str]:
+def errors(dataset: Dataset, evaluation: Evaluation) -> str:
     """The confusion matrix in a picture and in words, and the most confident mistakes."""
     common = most_confused(evaluation)
     alt = f"Confusion matrix of {len(evaluation.classes)} classes. {common}"
-    matrix = section("What is confused with what", paragraph(common), picture(figures.confusion_matrix(evaluation), alt))
-    if not evaluation.errors:
-        return [matrix]
-    worst = figures.worst_mistakes(evaluation, 24)
-    images = torch.as_tensor(dataset.images)
-    alt = f"{len(worst)} test images that the model got wrong, the most confident mistake first."
-    caption = "Each image with the length of the class that is there and of the class that was named instead."
-    shown = section("The most confident mistakes", picture(figures.mistakes(images, evaluation), alt, caption))
-    return [matrix, shown]
+    parts = [paragraph(common), drawn(figures.confusion_matrix(evaluation), alt)]
+    if evaluation.errors:
+        alt = "Test images that the model got wrong, the most confident mistake first."
+        caption = "A long vermillion bar is a firm mistake; two bars alike are a doubt. Some labels are doubtful too."
+        parts.append(drawn(figures.mistakes(pictures(dataset), evaluation), alt, caption))
+    return section("Where it errs", *parts)
 
 
 def most_confused(evaluation: Evaluation, most: int = 5) -> str:
@@ -318,12 +334,17 @@ def inside(model: Model, dataset: Dataset, evaluation: Evaluation) -> list[str]:
         return [section("Inside the network", paragraph(missing))]
     if model.decoder is None:
         missing = "This model has no decoder, so its poses cannot be painted: no reconstructions and no pose grid."
-        return [section("Reconstructions", paragraph(missing)), one_routing(model, dataset, evaluation)]
+        return [section("What the decoder paints", paragraph(missing)), one_routing(model, dataset, evaluation)]
     return [
         painted(model, dataset, evaluation),
         poses(model, dataset, evaluation),
         one_routing(model, dataset, evaluation),
     ]
+
+
+def pictures(dataset: Dataset) -> Tensor:
+    """(n, c, h, w) uint8 on the CPU, where pictures are drawn."""
+    return torch.as_tensor(dataset.images).cpu()
 
 
 def examples_by_class(evaluation: Evaluation) -> dict[int, int]:
@@ -335,7 +356,8 @@ def examples_by_class(evaluation: Evaluation) -> dict[int, int]:
 
 def names_of(members: Tensor, classes: Sequence[str]) -> str:
     """A set of classes (j,) as a picture shows it."""
-    return "+".join(figures.shown(classes[int(k)], int(k), 8) for k in members.nonzero()) or "–"
+    names = "+".join(figures.shown(classes[int(k)], int(k), 8) for k in members.nonzero())
+    return figures.shown(names, most=9) or "none"
 
 
 @torch.inference_mode()
@@ -356,11 +378,11 @@ def paint(model: CapsNet, images: Tensor, chosen: Tensor) -> Tensor:
 def painted(model: CapsNet, dataset: Dataset, evaluation: Evaluation) -> str:
     """Fig. 3: some right ones, a class each, and the most confident wrong ones."""
     right = list(dict.fromkeys(examples_by_class(evaluation).values()))
-    right = right[:: max(1, len(right) // RIGHT)][:RIGHT]
-    wrong = figures.worst_mistakes(evaluation, WRONG)
+    right = right[:: max(1, len(right) // COLUMNS)][:COLUMNS]
+    wrong = figures.worst_mistakes(evaluation, COLUMNS)
     pick = torch.tensor([*right, *wrong], dtype=torch.long)
-    images, there, named = torch.as_tensor(dataset.images)[pick], evaluation.targets[pick].bool(), evaluation.predicted[pick]
-    figure = figures.reconstructions(
+    images, there, named = pictures(dataset)[pick], evaluation.targets[pick].bool(), evaluation.predicted[pick]
+    figure = figures.painted_beside(
         images,
         paint(model, images, named),
         [names_of(members, evaluation.classes) for members in there],
@@ -371,7 +393,7 @@ def painted(model: CapsNet, dataset: Dataset, evaluation: Evaluation) -> str:
     caption = "The decoder sees nothing of the image but the pose of one class capsule, and paints it again."
     if evaluation.multi_label:
         caption += " Where several classes are named, each is painted by itself, in a colour of its own."
-    return section("Reconstructions", picture(figure, alt, caption))
+    return section("What the decoder paints", drawn(figure, alt, caption))
 
 
 def poses(model: CapsNet, dataset: Dataset, evaluation: Evaluation) -> str:
@@ -379,24 +401,29 @@ def poses(model: CapsNet, dataset: Dataset, evaluation: Evaluation) -> str:
     chosen = list(examples_by_class(evaluation).items())[:GRIDS]
     if not chosen:
         return section("What the poses know", paragraph("No example was right, so there is no pose worth moving."))
-    grids = []
-    for label, example in chosen:
-        figure = figures.tweak_grid(model, torch.as_tensor(dataset.images)[example], label)
-        name = evaluation.classes[label]
-        alt = f"Pictures painted while each pose dimension of class {name} moves from −0.25 to 0.25, a row a dimension."
-        grids.append((f"Class {name}", picture(figure, alt)))
-    first = grids.pop(min(len(grids) - 1, 2))
+    chosen.insert(0, chosen.pop(len(chosen) // 2))  # the paper shows a 5
     text = (
         "A class capsule's direction says how the thing looks. Each row moves one of its numbers and paints the "
         "outcome: stroke, slant, width or the place of a part. What a number means is learnt, never told."
     )
-    return section("What the poses know", paragraph(text), first[1], *(folded(*grid) for grid in grids))
+    grids: list[tuple[str, str]] = []
+    size = 0
+    for label, example in chosen:
+        figure = figures.tweak_grid(model, pictures(dataset)[example], label)
+        content = posterised(figures.render(figure, per_point=2))
+        size += len(content)
+        if grids and size > GRID_BYTES:
+            break
+        name = evaluation.classes[label]
+        alt = f"Painted while each pose dimension of class {name} moves from −0.25 to 0.25, a row a dimension."
+        grids.append((f"The pose of {name}", picture(content, figure, alt)))
+    return section("What the poses know", paragraph(text), grids[0][1], *(folded(*grid) for grid in grids[1:]))
 
 
 def one_routing(model: CapsNet, dataset: Dataset, evaluation: Evaluation) -> str:
     """How the routing of one example went: the most doubtful one that still came out right."""
     example = doubtful(evaluation)
-    image = torch.as_tensor(dataset.images)[example]
+    image = pictures(dataset)[example]
     trace = model.predict(image[None], trace=True).trace
     assert trace is not None
     label = int(torch.where(evaluation.targets[example].bool(), evaluation.lengths[example], -1.0).argmax())
@@ -406,7 +433,7 @@ def one_routing(model: CapsNet, dataset: Dataset, evaluation: Evaluation) -> str
     caption = "Each capsule sends more of its output to the class whose pose agrees with its own prediction."
     if grid:
         caption += " Discs: how much the capsules at each place add to the class; hollow: they pull against it."
-    return section("Routing by agreement", picture(figure, alt, caption))
+    return section("Routing by agreement", drawn(figure, alt, caption))
 
 
 def doubtful(evaluation: Evaluation) -> int:
@@ -420,14 +447,20 @@ def doubtful(evaluation: Evaluation) -> int:
 
 def next_steps(folder: Path, model: Model, certificate: Mapping[str, Any]) -> str:
     """Commands to copy."""
-    where = shlex.quote(str(folder))
-    data = settings(certificate).get("data")
-    flag = f" --data {shlex.quote(str(data))}" if data and data != "mnist" else ""
+    where, config = shlex.quote(str(folder)), settings(certificate)
+    data = f" --data {shlex.quote(str(config['data']))}" if config.get("data") not in (None, "mnist") else ""
+    preset = f" --preset {shlex.quote(str(config['preset']))}" if config.get("preset") else ""
+    seed = int(config.get("seed") or 0) + 1
     commands = [
-        ("the paper's network on the same data", f"capsnet train --preset paper{flag}"),
-        ("the paper's convolutional baseline", f"capsnet train --preset baseline-mnist{flag}"),
-        ("another seed: how much of this is luck?", f"capsnet train --seed 1{flag}"),
+        ("An image of your own:", f"capsnet predict {where} photo.png"),
+        ("What each number of a pose means:", f"capsnet reconstruct {where} --what tweaks"),
+        ("How much of this is luck? Another seed:", f"capsnet train{preset}{data} --seed {seed}"),
+        ("The paper's own network on the same data:", f"capsnet train --preset paper{data}"),
+        ("Your own images, one subfolder a class:", "capsnet train --data folder:PATH"),
     ]
-    lines = "\n".join(f"{command:<52}# {why}" for why, command in commands)
-    python = f'import capsnet\nmodel = capsnet.load({str(folder)!r})\nmodel.predict(images).labels  # (b, h, w) uint8, or 0 to 1'
-    return section("What to try next", f"<pre>{escape(lines)}</pre>", paragraph("Or from Python:"), f"<pre>{escape(python)}</pre>")
+    if getattr(model, "decoder", None) is None:
+        commands.pop(1)
+    lines = "\n".join(f"# {why}\n{command}" for why, command in commands)
+    python = f"import capsnet\n\nmodel = capsnet.load({str(folder)!r})\nmodel.predict(images).labels"
+    blocks = f"<pre>{escape(lines)}</pre>", paragraph("Or from Python:"), f"<pre>{escape(python)}</pre>"
+    return section("What to try next", *blocks)

@@ -203,7 +203,7 @@ def prepare(config: Config, folder: Path) -> Run:
     device = choose_device(config.device)
     splits = load_data(
         config.data, validation=config.validation, validation_choice=config.validation_choice,
-        seed=config.seed, image_size=config.image_size,
+        seed=config.seed, image_size=config.image_size or None,
     )  # fmt: skip
     train = splits.train
     shape = replace(config.model, image_shape=train.image_shape, num_classes=len(train.classes))

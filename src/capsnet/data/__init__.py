@@ -1,4 +1,4 @@
-"""Data: published sets and your own images, as tensors on the device; batches, augmentation, single photos."""
+"""Data: published sets and your own images as tensors; batches, augmentation, single photos."""
 
 from capsnet.data.augment import Augment
 from capsnet.data.batches import Batch, Batches, in_order

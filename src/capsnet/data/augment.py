@@ -1,7 +1,8 @@
 """Augmentation of whole batches, for training only.
 
-The paper moves MNIST digits by up to 2 pixels with zero padding and does nothing else (section 5): `Augment(2)`.
-The other fields are ours. Every choice is drawn from a CPU generator, so it does not depend on the device.
+The paper moves MNIST digits by up to 2 pixels with zero padding and does nothing else (section 5), which is
+`Augment(shift=2)`; the other fields are ours. Every choice is drawn from a CPU generator, so it does not depend
+on the device.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class Augment:
     scale: float = 0.0
     """Enlarge or shrink by up to this share: 0.1 means 0.9 to 1.1 times."""
     shear: float = 0.0
-    """Slant by up to this many pixels a row: 0.2 moves the top of a 20-pixel digit by 4 against its bottom."""
+    """Slant by up to this many pixels a row: 0.2 moves a 20-pixel digit's top by 4 against its bottom."""
     flip: bool = False
     """Mirror left to right, every second image; never for digits or letters."""
     elastic: float = 0.0
@@ -103,7 +104,7 @@ def erase(images: Tensor, side: int, generator: Generator) -> Tensor:
 
 
 def _affine(spec: Augment, move: Tensor, h: int, w: int, generator: Generator) -> Tensor:
-    """(b, 2, 3): where each output position (−1 to 1) looks in the input, the inverse of what the eye sees."""
+    """(b, 2, 3): where each output position (−1 to 1) looks in the input, the inverse of what is seen."""
     angle, factor, slant = torch.rand(3, move.shape[1], generator=generator) * 2 - 1
     angle, factor, slant = angle * math.radians(spec.rotate), 1 + factor * spec.scale, slant * spec.shear
     cos, sin, one, zero = angle.cos(), angle.sin(), torch.ones_like(angle), torch.zeros_like(angle)

@@ -1,13 +1,13 @@
 """Batches out of a data set that lies on the device as one tensor: no worker processes, no state.
 
-The batch of a step is a function of (seed, step) alone, so a run that is resumed at step 7,003 sees what it would
-have seen. Training drops the incomplete tail of each shuffled pass; evaluation drops nothing.
+The batch of a step is a function of (seed, step) alone, so a run that is resumed at step 7,003 sees what it
+would have seen. Training drops the incomplete tail of each shuffled pass; evaluation drops nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -18,8 +18,9 @@ from capsnet.data.seeds import generator
 from capsnet.errors import UserError
 
 
-class Batch(NamedTuple):
-    """images float (b, c, h, w) in [0, 1]; targets float (b, j); labels as in the data set; index (b,) into it."""
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """images float (b, c, h, w) in [0, 1]; targets float (b, j); labels as in the data set; index (b,) in it."""
 
     images: Tensor
     targets: Tensor
@@ -42,8 +43,8 @@ class Batches:
             raise UserError(f"a batch needs at least 1 image and batch_size is {batch_size}.")
         if batch_size > len(dataset):
             raise UserError(
-                f"a batch of {batch_size} does not fit into the {len(dataset)} training images of {dataset.name}: "
-                f"choose a batch size of at most {len(dataset)}."
+                f"a batch of {batch_size} does not fit into the {len(dataset)} training images "
+                f"of {dataset.name}: choose a batch size of at most {len(dataset)}."
             )
         self.dataset, self.batch_size, self.seed = dataset, batch_size, seed
         self.augment, self.shuffle = augment, shuffle
@@ -62,9 +63,8 @@ class Batches:
         batch = _gather(self.dataset, index)
         if self.augment is None or self.augment == Augment():
             return batch
-        return batch._replace(
-            images=augment(batch.images, self.augment, generator(self.seed, "augment", step))
-        )
+        varied = augment(batch.images, self.augment, generator(self.seed, "augment", step))
+        return replace(batch, images=varied)
 
     def _permutation(self, epoch: int) -> Tensor:
         if self._order[0] != epoch:

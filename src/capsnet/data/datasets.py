@@ -1,8 +1,8 @@
 """Data sets as whole tensors, cut into training, validation and test parts.
 
-The paper trains on MNIST's 60,000 images and tests on its 10,000; its authors' code holds back the first 10,000
-training images for validation (`validation_choice="first"`). We hold back 10,000 drawn by the seed unless told
-otherwise, so that no choice is ever made on the test set.
+The paper trains on MNIST's 60,000 images and tests on its 10,000; its authors' code holds back the first
+10,000 training images for validation (`validation_choice="first"`). We hold back 10,000 drawn by the seed
+unless told otherwise, so that no choice is ever made on the test set.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def load(
 ) -> Splits:
     """A data set by its name (see `NAMES`), fetched on first use.
 
-    `validation` images are taken out of the training part, drawn by `seed` or the first ones; 0 leaves them in.
+    `validation` images are taken out of the training part, drawn by `seed` or the first ones; 0 leaves them.
     `image_size` and `channels` (1 or 3) convert. For your own images see `capsnet.data.folder`.
     """
     _check_options(validation, validation_choice, image_size, channels)

@@ -195,6 +195,17 @@ def is_cached(name: str) -> bool:
     return all(_size(folder / file.name) == file.size for file in source.files)
 
 
+def verify(name: str) -> str:
+    """What the cache holds of a data set: good, not fetched, or which files are missing or damaged."""
+    source, folder = find(name), cache_folder() / name
+    problems: list[str] = []
+    found = _read_cached(source, folder, problems.append)
+    if not folder.is_dir() or (not found and not problems):
+        return "not fetched"
+    bad = [file.name for file in source.files if file.name not in found]
+    return f"missing or damaged: {', '.join(bad)}" if bad else "good"
+
+
 def find(name: str) -> Source:
     if name not in SOURCES:
         raise unknown("published data set", name, SOURCES)
@@ -248,9 +259,7 @@ def _fetch(source: Source, folder: Path, progress: bool | None, notice: Notice) 
         raise UserError(f"{source.title} cannot be kept in {folder}: {reason}. {hint}") from error
 
 
-def _from_first_place(
-    source: Source, folder: Path, progress: bool | None, notice: Notice
-) -> dict[str, bytes]:
+def _from_first_place(source: Source, folder: Path, progress: bool | None, notice: Notice) -> dict[str, bytes]:
     """All files of a source, checked: from archives put there by hand, or the first place that works."""
     reasons = []
     for place in source.places:

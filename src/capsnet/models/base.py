@@ -48,14 +48,18 @@ class Classifier(nn.Module):
     def device(self) -> torch.device:
         return next(self.parameters()).device
 
-    def check(self, images: Tensor) -> None:
+    @property
+    def dtype(self) -> torch.dtype:
+        return next(self.parameters()).dtype
+
+    def check(self, images: Tensor, came: Sequence[int] | None = None) -> None:
         """Say what came and what was expected before a convolution says it less well."""
-        expected = self.config.image_shape
-        if images.dim() != 4 or tuple(images.shape[1:]) != tuple(expected):
+        expected = tuple(self.config.image_shape)
+        if images.dim() != 4 or images.shape[1:] != expected:
             shape = ", ".join(map(str, expected))
             raise UserError(
-                f"the model expects images of shape (b, {shape}) and got {tuple(images.shape)}: "
-                f"resize them, or build the model with image_shape={tuple(images.shape[1:])}."
+                f"the model expects images of shape (b, {shape}) and got {tuple(came or images.shape)}: "
+                f"resize them, or build a model with the image_shape (channels, height, width) that they have."
             )
 
     @torch.inference_mode()
@@ -73,6 +77,8 @@ class Classifier(nn.Module):
         images: uint8 (0 to 255) or float (0 to 1), of shape (h, w), (b, h, w), (c, h, w) or (b, c, h, w).
         One label by default; `top=2` gives the two longest classes, `threshold=0.5` all that are at least so long.
         """
+        if top < 1 or batch_size < 1:
+            raise UserError(f"top and batch_size are at least 1 and are {top} and {batch_size}.")
         was_training = self.training
         self.eval()
         try:
@@ -97,15 +103,19 @@ class Classifier(nn.Module):
         return None
 
     def _as_batch(self, images: Tensor | np.ndarray) -> Tensor:
-        x = torch.as_tensor(images)
-        x = x.float() / 255 if x.dtype == torch.uint8 else x.float()
-        c, h, w = self.config.image_shape
+        # copied, because an array may be read-only (Pillow's are) or mirrored, which torch does not take
+        came = images if isinstance(images, Tensor) else torch.from_numpy(np.array(images))
+        if not (came.is_floating_point() or came.dtype in (torch.uint8, torch.bool)):
+            raise UserError(
+                f"images are uint8 (0 to 255) or floats (0 to 1) and these are {came.dtype}: convert them first."
+            )
+        x = came.float() / 255 if came.dtype == torch.uint8 else came
         if x.dim() == 2:
             x = x[None, None]
         elif x.dim() == 3:
-            x = x[None] if tuple(x.shape) == (c, h, w) else x[:, None]
-        self.check(x)
-        return x
+            x = x[None] if x.shape == tuple(self.config.image_shape) else x[:, None]
+        self.check(x, came.shape)
+        return x.to(self.dtype)
 
 
 def join(parts: Sequence[Prediction]) -> Prediction:
@@ -118,7 +128,7 @@ def join(parts: Sequence[Prediction]) -> Prediction:
     traces = [part.trace for part in parts if part.trace is not None]
     trace = None
     if traces:
-        over_time = [torch.cat([getattr(t, f).cpu() for t in traces], 1) for f in Trace._fields[:3]]
-        trace = Trace(*over_time, torch.cat([t.votes.cpu() for t in traces]))
-    fields = [cat([getattr(part, name) for part in parts]) for name in Prediction._fields[:4]]
-    return Prediction(*fields, trace)  # type: ignore[arg-type]
+        over_time = {f: torch.cat([getattr(t, f).cpu() for t in traces], 1) for f in Trace._fields[:3]}
+        trace = Trace(**over_time, votes=torch.cat([t.votes.cpu() for t in traces]))
+    fields = {name: cat([getattr(part, name) for part in parts]) for name in Prediction._fields[:4]}
+    return Prediction(**fields, trace=trace)  # type: ignore[arg-type]

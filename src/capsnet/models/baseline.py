@@ -27,6 +27,7 @@ class CNN(Classifier):
         super().__init__(config)
         self.multi_label = False
         channels, height, width = config.image_shape
+        check_features(config)
         features: list[nn.Module] = []
         for out, kernel, pool in zip(config.channels, config.kernels, config.pool, strict=True):
             features.append(nn.Conv2d(channels, out, kernel, padding=kernel // 2, device=device, dtype=dtype))
@@ -50,3 +51,11 @@ class CNN(Classifier):
         self.check(images)
         logits = self.head(self.features(images).flatten(1))
         return Output(logits.sigmoid() if self.multi_label else logits.softmax(1), logits=logits)
+
+
+def check_features(config: CNNConfig) -> None:
+    """One kernel and one pooling for each convolution; odd kernels, whose padding keeps the size."""
+    if not len(config.channels) == len(config.kernels) == len(config.pool):
+        raise UserError("channels, kernels and pool need one number for each convolution.")
+    if even := [kernel for kernel in config.kernels if kernel % 2 == 0]:
+        raise UserError(f"a kernel of {even[0]} px cannot be padded so that the size is kept: use an odd one.")

@@ -5,6 +5,8 @@ With the default config it is the paper's network for MNIST (Fig. 1 and 2); ever
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 from torch import Tensor, nn
 
@@ -54,12 +56,13 @@ class CapsNet(Classifier):
         c = self.config
         sizes = [(self.grid[0] * self.grid[1] * c.primary_types, c.primary_dim)]
         sizes += [*c.hidden_caps, (c.num_classes, c.class_dim)]
+        options = {
+            "iterations": c.iterations, "routing": c.routing, "bias": c.routing_bias, "leaky": c.leaky,
+            "detach": c.detach, "init": c.init, **factory,
+        }  # fmt: skip
         return [
-            DenseCaps(
-                *lower, *upper, iterations=c.iterations, routing=c.routing, bias=c.routing_bias, leaky=c.leaky,
-                detach=c.detach, shared=c.primary_types if c.shared and depth == 0 else None, init=c.init, **factory,
-            )  # fmt: skip
-            for depth, (lower, upper) in enumerate(zip(sizes, sizes[1:], strict=False))
+            DenseCaps(*lower, *upper, shared=c.primary_types if c.shared and depth == 0 else None, **options)
+            for depth, (lower, upper) in enumerate(itertools.pairwise(sizes))
         ]
 
     def forward(self, images: Tensor, trace: bool = False) -> Output:
@@ -69,6 +72,7 @@ class CapsNet(Classifier):
         *hidden, top = self.caps
         for layer in hidden:
             u = layer(u)
+        assert isinstance(top, DenseCaps)
         v, how = top.route(u, trace=trace)
         return Output(lengths(v), v, primary, None, how)
 
@@ -125,19 +129,12 @@ def build_stem(
     """Convolution, batch norm if asked for, ReLU; for each entry of the config."""
     layers: list[nn.Module] = []
     before = config.image_shape[0]
-    for channels, kernel, stride in zip(
-        config.stem_channels, config.stem_kernels, config.stem_strides, strict=True
-    ):
+    for channels, kernel, stride in zip(config.stem_channels, config.stem_kernels, config.stem_strides, strict=True):
         std = 0.05 if config.init == "official" else None
-        layers.append(
-            Conv2d(
-                before, channels, kernel, stride,
-                bias=not config.stem_norm, init_std=std, device=device, dtype=dtype,
-            )  # fmt: skip
-        )
+        bias = not config.stem_norm  # a norm takes any bias away again
+        layers.append(Conv2d(before, channels, kernel, stride, bias, init_std=std, device=device, dtype=dtype))
         if config.stem_norm:
             layers.append(nn.BatchNorm2d(channels, device=device, dtype=dtype))
         layers.append(nn.ReLU(inplace=True))
         before = channels
     return nn.Sequential(*layers)
-

@@ -13,9 +13,7 @@ from capsnet.models.capsnet import CapsNet
 Model = CapsNet | CNN
 
 
-def build(
-    config: ModelConfig, *, device: torch.device | None = None, dtype: torch.dtype | None = None
-) -> Model:
+def build(config: ModelConfig, *, device: torch.device | None = None, dtype: torch.dtype | None = None) -> Model:
     """The network that a config describes, with fresh weights."""
     if isinstance(config, CapsNetConfig):
         return CapsNet(config, device=device, dtype=dtype)

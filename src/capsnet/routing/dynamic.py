@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from capsnet.errors import UserError
-from capsnet.functional import at_least_float32, squash, votes
+from capsnet.functional import at_least_float32, squash, votes, without_autocast
 from capsnet.kernels import enabled
 from capsnet.routing import Routed, Trace, register
 
@@ -47,7 +47,7 @@ def dynamic_routing(
     if iterations < 1:
         raise UserError(f"routing takes at least 1 iteration and got {iterations}: 3 is the paper's choice.")
     u, W = at_least_float32(u), at_least_float32(W)  # bf16 would round the agreement away
-    with torch.autocast(u.device.type, enabled=False):
+    with without_autocast(u):
         if not trace and enabled():
             from capsnet.kernels import routing as kernel
 
@@ -56,9 +56,7 @@ def dynamic_routing(
         return procedure_1(votes(u, W), bias, iterations, leaky, detach, trace)
 
 
-def procedure_1(
-    u_hat: Tensor, bias: Tensor | None, iterations: int, leaky: bool, detach: bool, trace: bool
-) -> Routed:
+def procedure_1(u_hat: Tensor, bias: Tensor | None, iterations: int, leaky: bool, detach: bool, trace: bool) -> Routed:
     """Procedure 1 as the paper prints it, its line numbers in the margin. u_hat (b, i, j, q) → v (b, j, q)."""
     steps: list[tuple[Tensor, Tensor, Tensor]] = []
     b_ij = u_hat.new_zeros(u_hat.shape[:-1])  # 2

@@ -1,0 +1,175 @@
+"""Write the tables of README.md and docs/*.md from results/*.json, between the markers that name them.
+
+    python docs/generate.py           writes them
+    python docs/generate.py --check   exits with 1 if any is not what the JSON files say
+
+A block looks like this, and whatever stands between its markers is replaced:
+
+    <!-- table: demo -->
+    <!-- end -->
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+BLOCK = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def read(name: str) -> Any:
+    return json.loads((ROOT / "results" / f"{name}.json").read_text())
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def demo() -> str:
+    """What `make demo` reached: one row for each seed that was run."""
+    rows = []
+    for run in read("quick"):
+        test, birth = run["test"], run["certificate"]
+        low, high = test["error_percent_interval_95"]
+        rows.append(
+            (
+                str(birth["config"]["seed"]),
+                f"{test['error_percent']:.2f} % ({test['errors']} of {test['n']:,})",
+                f"{low:.2f} to {high:.2f} %",
+                str(birth["config"]["epochs"]),
+                f"{birth['seconds']:.0f} s",
+            )
+        )
+    return table(["seed", "test error", "95 % interval", "epochs", "training time, two cores"], rows)
+
+
+def summary() -> str:
+    """The README's table: what is promised, what was measured."""
+    runs = read("quick")
+    errors = [run["test"]["error_percent"] for run in runs]
+    seconds = [run["certificate"]["seconds"] for run in runs]
+    config = runs[0]["certificate"]["config"]
+    bench = read("bench")
+    public = bench["train_seconds"]["public"]["median"]
+    fast = bench["train_seconds"]["fast"]["median"]
+    rows = [
+        (
+            f"`quick` on MNIST, {len(runs)} seeds, {config['epochs']} epochs",
+            f"{sum(errors) / len(errors):.2f} % mean test error ({min(errors):.2f} to {max(errors):.2f} %)",
+            f"{sum(seconds) / len(seconds):.0f} s of training",
+        ),
+        (
+            "paper's network, a training step of 128 images",
+            f"{bench['train_ratio_fp32']:.1f}× as fast as public-style code",
+            f"{fast:.2f} s instead of {public:.2f} s",
+        ),
+        (
+            "the same, beside our own plain version",
+            f"{bench['train_ratio_fp32_same_allocator']:.1f}× as fast",
+            f"{bench['peak_mb_fast']:,} MB instead of {bench['peak_mb_plain']:,} MB",
+        ),
+        (
+            "paper's network, inference, 128 images",
+            f"{bench['inference_ratio_batch128']:.1f}× as fast as public-style code",
+            f"{bench['inference_images_per_second']['fast']:,.0f} images/s",
+        ),
+    ]
+    return table(["what", "result", "cost on two cores"], rows)
+
+
+def bench(name: str) -> str:
+    """The sides of a benchmark, and the ratios between them."""
+    result = read(name)
+    sides = table(
+        ["side", "training step, s", "training, images/s", "inference, images/s", "one image, ms", "peak memory, MB"],
+        (
+            (
+                side,
+                f"{seconds['median']:.3f} ({seconds['quartile_low']:.3f} to {seconds['quartile_high']:.3f})",
+                f"{result['train_images_per_second'][side]:,.0f}",
+                f"{result['inference_images_per_second'][side]:,.0f}",
+                f"{1e3 * result['single_image_seconds'][side]['median']:.1f}",
+                f"{result['peak_mb'][side]:,}",
+            )
+            for side, seconds in result["train_seconds"].items()
+        ),
+    )
+    ratios = table(
+        ["ratio", "measured"],
+        ((key.replace("_", " "), f"{value:.2f}") for key, value in result.items() if "_ratio_" in key),
+    )
+    where = result["certificate"]
+    return f"{result['case']}; {where['cpu']}, {where['machine']}, torch {where['torch']}\n\n{sides}\n{ratios}"
+
+
+def breakdown() -> str:
+    """Where a training step's time goes."""
+    result = read("bench")
+    parts = result["breakdown_ms"]
+    rows = [(part, f"{parts['plain'][part]:.0f}", f"{parts['fast'][part]:.0f}") for part in parts["plain"]]
+    share = result["share_of_gemm_peak"]
+    return table(["forward + backward, ms", "plain", "fast"], rows) + (
+        f"\nThe machine's own best float32 matrix product in the same run: {result['gemm_gflops']:.0f} GFLOP/s. "
+        f"Counted by the arithmetic of the paper's equations, the plain step uses {100 * share['plain']:.0f} % of it "
+        f"and the fast one {100 * share['fast']:.0f} %.\n"
+    )
+
+
+def sweep() -> str:
+    """How cost grows, one quantity at a time."""
+    rows = []
+    for row in read("sweep")["sweep"]:
+        plain, fast = row["seconds"]["plain"], row["seconds"]["fast"]
+        memory = f"{row['peak_mb']['plain']:,} → {row['peak_mb']['fast']:,}"
+        rows.append((row["quantity"], row["value"], f"{plain:.3f}", f"{fast:.3f}", f"{plain / fast:.2f}", memory))
+    return table(["quantity", "value", "plain, s", "fast, s", "ratio", "peak MB"], rows)
+
+
+def precision() -> str:
+    """Short trainings in float32 and bfloat16, seed by seed, on validation."""
+    runs = read("precision")
+    rows = [
+        (kind, ", ".join(f"{e:.2f}" for e in runs[kind]["errors"]), f"{runs[kind]['mean']:.3f} ± {runs[kind]['std']:.3f}")
+        for kind in ("fp32", "bf16")
+    ]
+    return table(["precision", "validation error of each seed, %", "mean ± std, %"], rows)
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "summary": summary,
+    "demo": demo,
+    "bench": lambda: bench("bench"),
+    "bench-36": lambda: bench("bench-36"),
+    "breakdown": breakdown,
+    "sweep": sweep,
+    "precision": precision,
+}
+
+
+def filled(text: str) -> str:
+    """A page with every block written anew."""
+    return BLOCK.sub(lambda block: block[1] + TABLES[block[2]]() + block[3], text)
+
+
+def main(check: bool) -> int:
+    stale = []
+    for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
+        before = page.read_text()
+        after = filled(before)
+        if after != before:
+            stale.append(page.name)
+            if not check:
+                page.write_text(after)
+    if stale:
+        print(f"{'not up to date' if check else 'written'}: {', '.join(stale)}")
+    return 1 if stale and check else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main("--check" in sys.argv))

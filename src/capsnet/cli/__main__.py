@@ -1,0 +1,7 @@
+"""python -m capsnet.cli"""
+
+import sys
+
+from capsnet.cli import main
+
+sys.exit(main())

@@ -1,0 +1,98 @@
+"""capsnet bench."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from capsnet import bench as measured
+from capsnet import checkpoint
+from capsnet.cli.flags import MaybePath, parse
+from capsnet.config import CapsNetConfig
+from capsnet.errors import UserError
+from capsnet.terminal import Counter, print_table
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Measure training and inference, plain beside fast, in one run on this machine.
+
+    Examples:
+      capsnet bench --quick
+      capsnet bench --image-size 36
+      capsnet bench --sweep --plot sweep.png
+    """
+
+    quick: bool = False
+    """Inside 90 seconds: fewer repeats, without the breakdown and the machine's own peak."""
+    sweep: bool = False
+    """How cost grows with batch, image size, capsules, classes and iterations."""
+    plot: MaybePath = None
+    """With --sweep: write the plot here (.png or .svg)."""
+    image_size: int = 28
+    """Side of the images; 36 is MultiMNIST's."""
+    batch: int = 128
+    """Images in a step."""
+    repeats: int = 7
+    """Turns of each side."""
+    json: bool = False
+    """Print JSON."""
+
+
+def bench(argv: list[str]) -> int:
+    flags = parse(Bench, "bench", argv)
+    if min(flags.image_size, flags.batch, flags.repeats) < 1:
+        raise UserError("--image-size, --batch and --repeats need numbers above 0.")
+    with Counter("measuring") as counter:
+        if flags.sweep:
+            rows = measured.sweep(on_tick=counter)
+        else:
+            shape = CapsNetConfig(image_shape=(1, flags.image_size, flags.image_size))
+            case = measured.Case(shape, flags.batch)
+            repeats = 3 if flags.quick else flags.repeats
+            result = measured.measure(case, repeats=repeats, details=not flags.quick, on_tick=counter)
+            result["certificate"] = checkpoint.certificate({"bench": vars(flags)}, 0.0, cpu=measured.cpu_name())
+    if flags.sweep:
+        if flags.plot:
+            from capsnet import figures
+
+            figures.save(figures.sweep(rows), flags.plot)
+        show_sweep(rows, flags.json)
+    elif flags.json:
+        print(json.dumps(result, default=str))
+    else:
+        show_bench(result)
+    return 0
+
+
+def show_sweep(rows: list[dict[str, Any]], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({"sweep": rows}))
+        return
+    print_table(
+        ["quantity", "value", "plain s", "fast s", "ratio", "plain MB", "fast MB"],
+        [
+            (
+                r["quantity"], r["value"], f"{r['seconds']['plain']:.3f}", f"{r['seconds']['fast']:.3f}",
+                f"{r['seconds']['plain'] / r['seconds']['fast']:.2f}", str(r["peak_mb"]["plain"]), str(r["peak_mb"]["fast"]),
+            )
+            for r in rows
+        ],
+    )  # fmt: skip
+
+
+def show_bench(result: dict[str, Any]) -> None:
+    """The measured sides as a table, the ratios as sentences."""
+    print(result["case"])
+    columns = ["side", "train s", "train images/s", "inference images/s", "one image ms"]
+    rows = []
+    for side, seconds in result["train_seconds"].items():
+        steps = f"{seconds['median']:.3f} ({seconds['quartile_low']:.3f} to {seconds['quartile_high']:.3f})"
+        one = 1e3 * result["single_image_seconds"][side]["median"]
+        rates = (result["train_images_per_second"][side], result["inference_images_per_second"][side])
+        rows.append((side, steps, *(f"{rate:,.0f}" for rate in rates), f"{one:.1f}"))
+    print_table(columns, rows)
+    for name, value in result.items():
+        if name.startswith(("train_ratio", "inference_ratio", "peak", "gemm", "share", "breakdown")):
+            print(f"  {name.replace('_', ' ')}: {value}")

@@ -1,0 +1,234 @@
+"""The bilinear convolution is the same function as F.conv2d, whatever the shape, and only where it pays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from capsnet import kernels
+from capsnet.kernels import convolution
+from capsnet.kernels.allocator import keep_memory
+from capsnet.kernels.bilinear import algorithm, phase_sizes
+from capsnet.kernels.convolution import best_tile, conv2d, stem_conv2d
+
+FAST = (2, 16, 16, 20, 20)  # b, c, o, h, w of a case small enough for a test
+
+
+@pytest.fixture
+def always_fast(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let even the smallest convolution take the bilinear path, in one tile."""
+    monkeypatch.setattr(convolution, "best_tile", lambda b, c, o, out, kernel, stride: out if c > 1 else None)
+    yield
+
+
+@pytest.fixture
+def hardware_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(convolution, "has_bf16", lambda: True)
+
+
+def tensors(b: int, c: int, o: int, h: int, w: int, kh: int, kw: int, bias: bool = True) -> list[Tensor | None]:
+    torch.manual_seed(0)
+    x, weight = torch.rand(b, c, h, w), torch.randn(o, c, kh, kw) / (c * kh * kw) ** 0.5
+    return [x.requires_grad_(), weight.requires_grad_(), torch.randn(o, requires_grad=True) if bias else None]
+
+
+def relative(got: Tensor, expected: Tensor) -> float:
+    return ((got - expected).abs().max() / expected.abs().max()).item()
+
+
+def agree(
+    fast: Callable[..., Tensor], plain: Callable[..., Tensor], inputs: list[Tensor | None], tolerance: float = 1e-5
+) -> None:
+    """Values and every gradient, against double precision."""
+    exact = [t if t is None else t.detach().double().requires_grad_(t.requires_grad) for t in inputs]
+    y, expected = fast(*inputs), plain(*exact)
+    assert y.shape == expected.shape
+    assert relative(y, expected) < tolerance
+    grad = torch.randn(expected.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    wanted = [i for i, t in enumerate(inputs) if t is not None and t.requires_grad]
+    got = torch.autograd.grad(y, [inputs[i] for i in wanted], grad.to(y.dtype))  # type: ignore[misc]
+    for a, e in zip(got, torch.autograd.grad(expected, [exact[i] for i in wanted], grad), strict=True):  # type: ignore[misc]
+        assert a.shape == e.shape
+        assert relative(a, e) < 10 * tolerance
+
+
+@pytest.mark.parametrize("stride", [1, 2, 3])
+@pytest.mark.parametrize("kernel", [(1, 1), (3, 3), (4, 5), (9, 9)])
+@pytest.mark.parametrize("size", [(20, 20), (19, 22), (13, 9)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_values_and_gradients_are_those_of_plain_convolution(
+    always_fast: None, stride: int, kernel: tuple[int, int], size: tuple[int, int], bias: bool
+) -> None:
+    inputs = tensors(3, 4, 5, *size, *kernel, bias=bias)
+    agree(lambda *a: conv2d(*a, stride=stride), lambda *a: F.conv2d(*a, stride=stride), inputs)
+
+
+@pytest.mark.parametrize("tile", [(1, 1), (2, 3), (4, 4), (5, 7)])
+@pytest.mark.parametrize("stride", [1, 2])
+def test_tiles_that_do_not_fit_evenly_change_nothing(
+    monkeypatch: pytest.MonkeyPatch, tile: tuple[int, int], stride: int
+) -> None:
+    monkeypatch.setattr(convolution, "best_tile", lambda *_: tile)
+    inputs = tensors(2, 3, 4, 23, 26, 5, 5)
+    agree(lambda *a: conv2d(*a, stride=stride), lambda *a: F.conv2d(*a, stride=stride), inputs)
+
+
+def test_the_papers_primary_convolution_is_exact_to_a_millionth() -> None:
+    inputs = tensors(32, 256, 64, 20, 20, 9, 9)
+    assert best_tile(32, 256, 64, (6, 6), (9, 9), 2) == (6, 6)
+    agree(lambda *a: conv2d(*a, stride=2), lambda *a: F.conv2d(*a, stride=2), inputs, tolerance=3e-6)
+
+
+@pytest.mark.parametrize("wanted", [(True, False, False), (False, True, False), (False, False, True), (False, True, True)])
+def test_any_subset_of_gradients_can_be_asked_for(always_fast: None, wanted: tuple[bool, ...]) -> None:
+    inputs = tensors(2, 3, 4, 12, 12, 5, 5)
+    for t, want in zip(inputs, wanted, strict=True):
+        assert t is not None
+        t.requires_grad_(want)
+    agree(lambda *a: conv2d(*a, stride=2), lambda *a: F.conv2d(*a, stride=2), inputs)
+
+
+def test_an_updated_weight_is_used_at_once(always_fast: None) -> None:
+    x, weight, bias = tensors(2, 3, 4, 12, 12, 5, 5)
+    conv2d(x, weight, bias, 2)
+    with torch.no_grad():
+        weight.mul_(-3).add_(0.1)
+    agree(lambda *a: conv2d(*a, stride=2), lambda *a: F.conv2d(*a, stride=2), [x, weight, bias])
+
+
+def test_strides_in_memory_do_not_matter(always_fast: None) -> None:
+    x = torch.rand(13, 11, 6, 2).permute(3, 2, 1, 0)[:, ::2].requires_grad_()
+    weight = torch.randn(5, 5, 3, 4).permute(3, 2, 1, 0).requires_grad_()
+    agree(lambda *a: conv2d(*a, stride=2), lambda *a: F.conv2d(*a, stride=2), [x, weight, None])
+    y = conv2d(x, weight, None, 2)
+    grad = torch.randn(y.shape[::-1]).permute(3, 2, 1, 0)
+    expected = torch.autograd.grad(F.conv2d(x, weight, None, 2), (x, weight), grad)
+    for got, e in zip(torch.autograd.grad(y, (x, weight), grad), expected, strict=True):
+        assert relative(got, e) < 1e-4
+
+
+def test_the_result_is_channels_last_so_that_capsules_are_a_view(always_fast: None) -> None:
+    x, weight, bias = tensors(2, 3, 16, 12, 12, 5, 5)
+    y = conv2d(x, weight, bias, 2)
+    assert y.is_contiguous(memory_format=torch.channels_last)
+    assert y.permute(0, 2, 3, 1).view(2, -1, 8).data_ptr() == y.data_ptr()
+
+
+@pytest.mark.parametrize("needs_x", [True, False])
+@pytest.mark.parametrize(("c", "k1", "k2", "s1", "s2"), [(1, 9, 9, 1, 2), (3, 3, 5, 2, 1), (2, 4, 3, 1, 3)])
+def test_the_fused_stem_is_two_convolutions_with_a_relu_between(
+    monkeypatch: pytest.MonkeyPatch, needs_x: bool, c: int, k1: int, k2: int, s1: int, s2: int
+) -> None:
+    monkeypatch.setattr(convolution, "best_tile", lambda b, c, o, out, kernel, stride: out if c == 6 else None)
+    x, weight1, bias1 = tensors(2, c, 6, 28, 25, k1, k1)
+    _, weight2, bias2 = tensors(2, 6, 5, 28, 25, k2, k2)
+    x = x.detach().requires_grad_(needs_x)
+
+    def plain(x: Tensor, w1: Tensor, b1: Tensor | None, w2: Tensor, b2: Tensor | None) -> Tensor:
+        return F.conv2d(F.relu(F.conv2d(x, w1, b1, s1)), w2, b2, s2)
+
+    agree(lambda *a: stem_conv2d(*a, s1, s2), plain, [x, weight1, bias1, weight2, bias2])
+    agree(lambda *a: stem_conv2d(*a, s1, s2), plain, [x, weight1, None, weight2, None])
+
+
+def graph_of(call: Callable[[], Tensor]) -> str:
+    return str(call().grad_fn)
+
+
+def test_batch_one_and_doubles_and_plain_go_to_pytorch() -> None:
+    x, weight, bias = torch.rand(1, 256, 20, 20), torch.randn(256, 256, 9, 9, requires_grad=True), torch.zeros(256)
+    assert "Convolution" in graph_of(lambda: conv2d(x, weight, bias, 2))
+    many = x.expand(64, -1, -1, -1)
+    small = weight[:32].detach().requires_grad_()
+    assert "bilinear" in graph_of(lambda: conv2d(many, small, None, 2))
+    assert "Convolution" in graph_of(lambda: conv2d(many[:2].double(), small.double(), None, 2))
+    with kernels.plain():
+        assert "Convolution" in graph_of(lambda: conv2d(many, small, None, 2))
+
+
+def test_double_precision_keeps_its_precision(always_fast: None) -> None:
+    x, weight, bias = (t.detach().double() for t in tensors(2, 3, 4, 12, 12, 5, 5) if t is not None)
+    assert torch.equal(conv2d(x, weight, bias, 2), F.conv2d(x, weight, bias, 2))
+
+
+def test_a_wrong_number_of_channels_is_refused_as_pytorch_refuses_it(always_fast: None) -> None:
+    with pytest.raises(RuntimeError, match="channels"):
+        conv2d(torch.rand(2, 3, 12, 12), torch.rand(4, 5, 3, 3))
+
+
+def test_compilation_sees_one_graph(always_fast: None) -> None:
+    inputs = tensors(2, 3, 4, 12, 12, 5, 5)
+    compiled = torch.compile(lambda *a: conv2d(*a, stride=2), fullgraph=True, backend="aot_eager")
+    agree(compiled, lambda *a: F.conv2d(*a, stride=2), inputs)
+
+
+def test_the_compiled_stem_is_one_graph_too(always_fast: None) -> None:
+    x, weight1, bias1 = tensors(2, 1, 6, 20, 20, 5, 5)
+    _, weight2, bias2 = tensors(2, 6, 5, 20, 20, 5, 5)
+    compiled = torch.compile(stem_conv2d, fullgraph=True, backend="aot_eager")
+    agree(compiled, lambda x, w1, b1, w2, b2: F.conv2d(F.relu(F.conv2d(x, w1, b1)), w2, b2, 2), [x, weight1, bias1, weight2, bias2])
+
+
+class Layer(torch.nn.Module):
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return conv2d(x, self.weight, None, 2)
+
+
+def test_an_exported_program_runs_without_this_package(always_fast: None) -> None:
+    x, weight, _ = tensors(2, 3, 4, 12, 12, 5, 5)
+    batch = torch.export.Dim("batch", min=2, max=64)
+    program = torch.export.export(Layer(weight.detach()), (x.detach(),), dynamic_shapes=({0: batch},))
+    assert "capsnet" not in program.graph_module.code
+    more = torch.rand(7, 3, 12, 12)
+    assert relative(program.module()(more), F.conv2d(more, weight, None, 2)) < 1e-5
+
+
+def test_the_operators_keep_pytorchs_rules_for_operators() -> None:
+    x, weight, bias = tensors(2, 3, 4, 9, 9, 5, 5)
+    torch.library.opcheck(convolution._conv, (x, weight, bias, 2, [3, 2], False, True))
+    _, weight2, bias2 = tensors(2, 4, 4, 9, 9, 3, 3)
+    torch.library.opcheck(convolution._stem, (x, weight, bias, weight2, bias2, [1, 2], False, True))
+
+
+def test_without_hardware_bfloat16_is_computed_in_float32(always_fast: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(convolution, "has_bf16", lambda: False)
+    x, weight, bias = (t.detach() for t in tensors(2, 3, 4, 12, 12, 5, 5) if t is not None)
+    expected = F.conv2d(x, weight, bias, 2)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = conv2d(x, weight, bias, 2)
+    assert y.dtype == torch.float32
+    assert relative(y, expected) < 1e-5
+    half = conv2d(x.bfloat16(), weight.bfloat16(), bias.bfloat16(), 2)
+    assert half.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("autocast", [True, False])
+def test_bfloat16_in_hardware_is_within_two_percent(always_fast: None, hardware_bf16: None, autocast: bool) -> None:
+    x, weight, bias = tensors(4, 32, 16, 20, 20, 9, 9)
+    if autocast:
+        def fast(*inputs: Tensor) -> Tensor:
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                return conv2d(*inputs, 2)
+    else:
+        def fast(*inputs: Tensor) -> Tensor:
+            return conv2d(*(t.bfloat16() for t in inputs), 2).float()
+    agree(fast, lambda *a: F.conv2d(*a, stride=2), [x, weight, bias], tolerance=0.02)
+
+
+@pytest.mark.parametrize(("kernel", "stride", "tile"), [((9, 9), 2, (6, 6)), ((5, 3), 2, (3, 4)), ((2, 2), 3, (2, 3)), ((3, 3), 1, (4, 7))])
+def test_the_costs_count_the_products_that_there_are(kernel: tuple[int, int], stride: int, tile: tuple[int, int]) -> None:
+    phases = algorithm(kernel, stride, tile, torch.float32).phases
+    assert phase_sizes(kernel, stride, tile) == [tuple(phase.B.shape) for phase in phases]
+
+
+def test_keeping_memory_says_whether_it_did(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.platform", "darwin")
+    assert keep_memory() is False
