@@ -113,6 +113,13 @@ def test_any_batch_can_be_asked_for_again_and_in_any_order() -> None:
         assert torch.equal(resumed.index, taken[step].index)
 
 
+def test_each_step_draws_its_own_augmentation() -> None:
+    white = Dataset(torch.full((4, 1, 9, 9), 255, dtype=torch.uint8), torch.tensor([0, 1, 0, 1]), ("a", "b"), "white")
+    batches = Batches(white, 4, seed=0, augment=Augment(shift=4))
+    seen = {tuple(batches.batch(step).images.flatten().tolist()) for step in range(10)}
+    assert len(seen) == 10
+
+
 def test_a_batch_holds_what_its_index_says() -> None:
     data = numbered(20)
     batch = Batches(data, 6, seed=1).batch(2)

@@ -67,7 +67,7 @@ def records(validation: float | None = 2.5, reconstruction: bool = True) -> list
 def test_the_same_picture_gives_the_same_bytes(tmp_path, kind):
     paths = [figures.save(figures.training_curves(records()), tmp_path / f"{n}.{kind}") for n in "ab"]
     assert paths[0].read_bytes() == paths[1].read_bytes()
-    assert b"Date" not in paths[0].read_bytes() and b"dc:date" not in paths[0].read_bytes()
+    assert b"date" not in paths[0].read_bytes().lower()
 
 
 def test_a_write_that_fails_leaves_the_old_picture_and_no_debris(tmp_path, monkeypatch):
@@ -102,7 +102,7 @@ def test_drawing_leaves_the_users_own_style_alone():
 
 def test_names_fit_on_one_line_and_stay_apart():
     assert figures.shown("cat") == "cat"
-    assert figures.shown("two\nlines\tand\0more") == "two l…d more"
+    assert figures.shown("two\nlines\tand\0more") == "two li… more"
     long = figures.shown_all(["European shorthair, grey", "European shorthair, red"])
     assert len(set(long)) == 2
     assert all(len(name) <= 12 for name in long)

@@ -383,7 +383,7 @@ def _numbers(axes: Axes, counts: Sequence[Sequence[int]], size: float) -> None:
     for r, row in enumerate(counts):
         for k, n in enumerate(row):
             if n:
-                colour = MUTED if k == r else ("white" if n > 0.35 * most and most > 3 else INK)
+                colour = MUTED if k == r else ("white" if n > 0.35 * max(4, most) else INK)
                 strong = "normal" if k == r else "bold"
                 # four figures fit a cell a size smaller
                 fit = size * min(1.0, 3.4 / len(str(n))) if k == r else size
@@ -457,7 +457,7 @@ def _two_bars(
     for row, (only, colour) in enumerate([(there & ~named, BLUE), (named & ~there, VERMILLION)]):
         y = top + 14 * row
         which = [int(k) for k in only.nonzero()]
-        label = shown("+".join(names[k] for k in which) or "none", most=int((width - 22) / (0.62 * TINY)))
+        label = shown("+".join(names[k] for k in which) or "none", most=int((width - 24) / (0.72 * TINY)))
         axes.text(left, y + 5, label, size=TINY if len(label) > 6 else SMALL, color=colour, weight="bold", va="center")
         axes.add_patch(Rectangle((left, y + 10.5), width, 2, color=FAINT, linewidth=0))
         if which:

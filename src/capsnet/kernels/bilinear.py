@@ -28,13 +28,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 
+import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 RADIUS = 0.8  # best of 0.7, 0.75, … 0.9 over the sizes from 5 to 20
 
 Pair = tuple[int, int]
+Array = np.ndarray  # the constants come from NumPy, which no mode of PyTorch can reach (lazy conjugation did)
 Point = complex | None  # None is infinity; a complex point stands for its conjugate too
 
 
@@ -56,20 +57,21 @@ def _is_pair(point: Point) -> bool:
     return point is not None and point.imag != 0
 
 
-def _powers(at: list[Point], n: int) -> Tensor:
+def _powers(at: list[Point], n: int) -> Array:
     """(point, n): times n coefficients gives the polynomial's values; at infinity that is the leading one."""
     rows = [[0] * (n - 1) + [1] if p is None else [p**k for k in range(n)] for p in at]
-    return torch.tensor(rows, dtype=torch.complex128)
+    return np.array(rows, dtype=np.complex128)
 
 
-def _line(at: list[Point], taps: int, outputs: int) -> tuple[Tensor, Tensor]:
+def _line(at: list[Point], taps: int, outputs: int) -> tuple[Array, Array]:
     """Filter and input matrix in one dimension, complex: (point, taps) and (point, inputs)."""
     inputs = taps + outputs - 1
     short = len(at) + sum(map(_is_pair, at)) - inputs  # 1 where this phase does without infinity, else 0
     used = at[short:]
     every = _powers([*used, *(p.conjugate() for p in used if p is not None and p.imag)], inputs)
-    interpolate = torch.linalg.inv(every).T[: len(used)]
-    return F.pad(_powers(used, taps), (0, 0, short, 0)), F.pad(interpolate, (0, 0, short, 0))
+    interpolate = np.linalg.inv(every).T[: len(used)]
+    nothing = ((short, 0), (0, 0))
+    return np.pad(_powers(used, taps), nothing), np.pad(interpolate, nothing)
 
 
 class _Grid:
@@ -85,36 +87,35 @@ class _Grid:
             # two conjugate pairs meet in two pairs: (p, q) and (p, q̄)
             for conjugate in ([False, True] if _is_pair(p) and _is_pair(q) else [False])
         ]
-        columns = (torch.tensor(column) for column in zip(*sorted(pairs), strict=True))
-        group, self.i, self.j, conjugate, is_pair = columns
+        group, self.i, self.j, conjugate, is_pair = (np.array(t) for t in zip(*sorted(pairs), strict=True))
         self.conjugate = conjugate[:, None]
-        self.weight = 1.0 + is_pair[:, None, None].double()  # a pair is computed once and counts twice
-        self.kept = torch.stack([torch.ones_like(is_pair), is_pair, is_pair], 1)
+        self.weight = 1.0 + is_pair[:, None, None]  # a pair is computed once and counts twice
+        self.kept = np.stack([np.ones_like(is_pair), is_pair, is_pair], 1)
         self.ends = [0, *(int(self.kept[group <= k].sum()) for k in range(4))]
 
     def products(self, short_h: bool, short_w: bool) -> slice:
         """Those that a phase takes part in."""
         return slice(self.ends[short_h], self.ends[2 if short_w else 3 if short_h else 4])
 
-    def _outer(self, h: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
-        w = torch.where(self.conjugate, w[self.j].conj(), w[self.j])
-        values = (h[self.i][:, :, None] * w[:, None, :]).flatten(1)
+    def _outer(self, h: Array, w: Array) -> tuple[Array, Array]:
+        w = np.where(self.conjugate, w[self.j].conj(), w[self.j])
+        values = (h[self.i][:, :, None] * w[:, None, :]).reshape(len(w), -1)
         return values.real, values.imag
 
     # A complex product z = g·d takes k1 = (Re g + Im g)·Re d, k2 = Re g·(Im d − Re d), k3 = Im g·(Re d + Im d),
     # z = (k1 − k3) + i(k1 + k2). The sums are folded into the matrices; a real point needs k1 alone.
 
-    def filters(self, h: Tensor, w: Tensor) -> Tensor:
+    def filters(self, h: Array, w: Array) -> Array:
         re, im = self._outer(h, w)
-        return torch.stack([re + im, re, im], 1)[self.kept]
+        return np.stack([re + im, re, im], 1)[self.kept]
 
-    def inputs(self, h: Tensor, w: Tensor) -> Tensor:
+    def inputs(self, h: Array, w: Array) -> Array:
         re, im = self._outer(h, w)
-        return torch.stack([re, im - re, re + im], 1)[self.kept]
+        return np.stack([re, im - re, re + im], 1)[self.kept]
 
-    def outputs(self, h: Tensor, w: Tensor) -> Tensor:
+    def outputs(self, h: Array, w: Array) -> Array:
         re, im = self._outer(h, w)
-        return (torch.stack([re - im, -im, -re], 1) * self.weight)[self.kept]
+        return (np.stack([re - im, -im, -re], 1) * self.weight)[self.kept]
 
 
 @dataclass(frozen=True)
@@ -171,20 +172,19 @@ def algorithm(kernel: Pair, stride: int, tile: Pair, dtype: torch.dtype) -> Algo
     """The constants for a tile, computed once in double precision."""
     full = _phase_taps(kernel, stride, (0, 0))
     at = [points(t + n - 1) for t, n in zip(full, tile, strict=True)]
-    phases = []
+    grid, phases = _Grid(*at), []
     with torch.inference_mode(False):
-        grid = _Grid(*at)
         for start in _phase_starts(kernel, stride):
             taps = _phase_taps(kernel, stride, start)
             (g_h, b_h), (g_w, b_w) = (_line(*sizes) for sizes in zip(at, taps, tile, strict=True))
             products = grid.products(taps[0] < full[0], taps[1] < full[1])
-            G, B = grid.filters(g_h, g_w)[products].to(dtype), grid.inputs(b_h, b_w)[products].to(dtype)
+            G, B = (torch.from_numpy(m[products]).to(dtype) for m in (grid.filters(g_h, g_w), grid.inputs(b_h, b_w)))
             inputs = (taps[0] + tile[0] - 1, taps[1] + tile[1] - 1)
             phases.append(Phase(start, taps, inputs, products, G, B))
-        A = grid.outputs(*(_powers(p, n) for p, n in zip(at, tile, strict=True))).float()
-        index = torch.arange(prod(kernel)).view(kernel)
-        order = torch.cat([index[p.start[0] :: stride, p.start[1] :: stride].flatten() for p in phases])
-        tap_order = torch.eye(prod(kernel), dtype=dtype)[order]
+        A = torch.from_numpy(grid.outputs(*(_powers(p, n) for p, n in zip(at, tile, strict=True)))).float()
+        index = np.arange(prod(kernel)).reshape(kernel)
+        order = np.concatenate([index[i::stride, j::stride].ravel() for i, j in _phase_starts(kernel, stride)])
+        tap_order = torch.from_numpy(np.eye(prod(kernel))[order]).to(dtype)
     return Algorithm(kernel, stride, tile, len(A), A, tuple(phases), tap_order)
 
 

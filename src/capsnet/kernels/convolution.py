@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from math import prod
+from math import inf, prod
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.grad import conv2d_input
 
 from capsnet.kernels.bilinear import Algorithm, Pair, Phase, algorithm, multiply, multiply_backward, phase_sizes
 from capsnet.kernels.switch import enabled
-
-MOVE = 30  # multiply-adds that fit in the time one number takes to and from memory
-SMALL = 1e8  # multiply-adds below which there is nothing to win
-
 
 # --- Images to phases and back ----------------------------------------------------------------------------
 
@@ -126,10 +123,10 @@ def _conv_backward(
     grad_x = _maybe(needs[0], lambda: grad.new_zeros(b, h, w, c), grad)
 
     def take(phase: Phase, images: Tensor) -> None:
-        parts = images.view(*phase.inputs, len(tiles), b, c)
-        for t, (corner, _) in enumerate(tiles):
+        parts = images.view(*phase.inputs, len(tiles), b, c).permute(2, 3, 0, 1, 4)
+        for part, (corner, _) in zip(parts, tiles, strict=True):
             target = grad_x[:, *_window(phase, stride, corner)]
-            target += parts[:, :, t].permute(2, 0, 1, 3)
+            target.copy_(part) if len(tiles) == 1 else target.add_(part)
 
     with torch.autocast("cpu", enabled=False):
         G = _from_output(grad, plan.tile)
@@ -273,7 +270,7 @@ def _stem_backward(
 
     def through_conv1() -> Tensor:
         grad1 = grad_hidden.permute(0, 3, 1, 2)
-        return torch.nn.grad.conv2d_input(x.shape, weight1, grad1, strides[0]).contiguous()
+        return conv2d_input(x.shape, weight1, grad1, strides[0]).contiguous()
 
     with torch.autocast("cpu", enabled=False):
         G = _from_output(grad, out)
@@ -322,26 +319,45 @@ _stem.register_autograd(_stem_gradients, setup_context=_stem_save)
 # --- Which way to compute it ------------------------------------------------------------------------------
 
 
-def _cost(b: int, c: int, o: int, out: Pair, kernel: Pair, stride: int, tile: Pair) -> float:
-    """Multiply-adds of the forward pass in bilinear form, the moving of data counted in the same coin."""
+def _bilinear_cost(b: int, c: int, o: int, out: Pair, kernel: Pair, stride: int, tile: Pair) -> float:
+    """Time of the forward pass in multiply-adds of its products; what is not one was measured in this coin."""
     rows, taps = b * len(_tiles(tile, out)), prod(kernel) / min(stride, *kernel) ** 2
-    cost = 0.0
+    cost = 25e6  # to call some thirty operators
     for m, inputs in phase_sizes(kernel, stride, tile):
-        cost += m * rows * c * o + m * inputs * rows * c + m * taps * c * o
-        cost += MOVE * (2 * inputs * rows * c + 2 * m * (rows * c + c * o + rows * o))
+        cost += m * rows * c * o + 0.9 * (m * inputs * rows * c + m * taps * c * o)
+        cost += 38 * inputs * rows * c + 21 * m * c * o + 16 * m * rows * o  # memory: x, G·w and the products
     return cost
 
 
+def _plain_cost(b: int, c: int, o: int, out: Pair, kernel: Pair) -> float:
+    """The same for plain convolution, whose loops are tighter, unless the rows of its output are very short."""
+    return 0.6 * b * c * o * prod(out) * prod(kernel) * (1 + min(5, 12 / out[1] ** 2))
+
+
 @lru_cache(maxsize=1024)
-def best_tile(b: int, c: int, o: int, out: Pair, kernel: Pair, stride: int) -> Pair | None:
-    """The tile of outputs that makes the bilinear form cheapest; None where plain convolution is as good."""
-    direct = b * c * o * prod(out) * prod(kernel)
-    if direct < SMALL or min(b * prod(out), c, o) < 16:
+def _best_tile(b: int, c: int, o: int, out: Pair, kernel: Pair, stride: int, training: bool) -> Pair | None:
+    plain = _plain_cost(b, c, o, out, kernel)
+    if plain < 25e6 or max(kernel) > 32:
         return None
     sides = [sorted({-(-n // parts) for parts in range(1, n + 1)}) for n in out]
     tiles = [(h, w) for h in sides[0] for w in sides[1] if max(h, w) <= 16]
-    best = min(tiles, key=lambda tile: _cost(b, c, o, out, kernel, stride, tile))
-    return best if _cost(b, c, o, out, kernel, stride, best) < 0.7 * direct else None
+    costs = {tile: _bilinear_cost(b, c, o, out, kernel, stride, tile) for tile in tiles}
+    best = min(costs, key=lambda tile: costs[tile])
+    if costs.get(out, inf) < 1.1 * costs[best]:
+        best = out  # in one tile a convolution can be fused with the one before it
+    return best if costs[best] < (1.0 if training else 0.8) * plain else None
+
+
+@torch.compiler.assume_constant_result
+def best_tile(b: int, c: int, o: int, out: Pair, kernel: Pair, stride: int, training: bool) -> Pair | None:
+    """The tile of outputs that makes the bilinear form cheapest; None where plain convolution is as good.
+
+    Backward passes gain more than forward ones, so it takes more to be chosen when there will be none.
+
+    >>> best_tile(128, 256, 256, (6, 6), (9, 9), 2, True), best_tile(1, 256, 256, (6, 6), (9, 9), 2, False)
+    ((6, 6), None)
+    """
+    return _best_tile(b, c, o, out, kernel, stride, training)
 
 
 @lru_cache(maxsize=1)
@@ -367,7 +383,11 @@ def _choose(x: Tensor, size: tuple[int, ...], weight: Tensor, stride: int) -> Pa
     (b, c, *_), (o, channels, *kernel) = size, weight.shape
     if c != channels or size[2] < kernel[0] or size[3] < kernel[1]:
         return None  # F.conv2d words the error
-    return best_tile(b, c, o, _out_size(size, weight.shape, stride), (kernel[0], kernel[1]), stride)
+    out = _out_size(size, weight.shape, stride)
+    training = torch.is_grad_enabled() and weight.requires_grad
+    # sizes are symbols while a graph is traced; what a range is made of is made known: a graph for each size
+    b, c, o, *sides = (range(n).stop for n in (b, c, o, *out, *kernel))
+    return best_tile(b, c, o, (sides[0], sides[1]), (sides[2], sides[3]), stride, training)
 
 
 def _plain(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int) -> Tensor:
@@ -382,8 +402,8 @@ def _plain(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int) -> Tenso
 def conv2d(x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: int = 1) -> Tensor:
     """F.conv2d without padding, by the cheaper of two ways: (b, c, h, w), (o, c, kh, kw) → (b, o, h', w').
 
-    The bilinear form is taken on CPUs, for float32 and bfloat16, where `_cost` counts clearly fewer
-    multiply-adds than the direct form has; small batches, few channels and small kernels go to F.conv2d.
+    The bilinear form is taken on CPUs, for float32 and bfloat16, where `best_tile` reckons that it is
+    faster, from the multiply-adds and the traffic of each way; small batches, few channels and small kernels go to F.conv2d.
     Its result is channels last in memory, and can be differentiated once (for more use `kernels.plain()`).
 
     bfloat16, asked for by x or by autocast, is used for the operands of transforms and products where the
@@ -395,7 +415,8 @@ def conv2d(x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: int = 
     if tile is None:
         return _plain(x, weight, bias, stride)
     keep, bf16 = torch.is_grad_enabled() and weight.requires_grad, _wants_bf16(x) and has_bf16()
-    y, _ = _conv(x.float(), weight.float(), None if bias is None else bias.float(), stride, list(tile), bf16, keep)
+    tensors = [t if t is None else t.float() for t in (x, weight, bias)]
+    y, _ = _conv(*tensors, stride, list(tile), bf16, keep)
     return y.to(x.dtype)
 
 

@@ -1,0 +1,59 @@
+"""Jobs written in Python, or compiled by Numba, on the threads that PyTorch computes with.
+
+After a parallel operation PyTorch's OpenMP threads spin for milliseconds, waiting for the next one. Threads of our
+own would have to share the cores with them: a routing step between two matrix products took up to five times as long.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+_TEAM_MEMBER = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+
+
+@cache
+def _openmp() -> Any:
+    """What starts a team of PyTorch's OpenMP threads, or None where PyTorch is built otherwise.
+
+    Asked of PyTorch's library, the name leads to the very OpenMP runtime that it was linked with.
+    """
+    try:
+        start = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so")).GOMP_parallel
+    except (OSError, AttributeError):
+        return None
+    start.argtypes, start.restype = [_TEAM_MEMBER, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint], None
+    return start
+
+
+def run(job: Callable[..., None], jobs: list[tuple[Any, ...]]) -> None:
+    """Run job(*arguments) for all of the jobs; every thread takes the next when it is done with one.
+
+    A job gains from threads only where it releases the interpreter lock. The first exception is raised again here.
+    """
+    queue = iter(jobs)
+    failures: list[BaseException] = []
+
+    def work(_: object = None) -> None:
+        try:
+            for arguments in queue:
+                job(*arguments)
+        except BaseException as failure:  # an exception must not unwind through OpenMP
+            failures.append(failure)
+
+    threads, start = min(torch.get_num_threads(), len(jobs)), _openmp()
+    if threads == 1:
+        work()
+    elif start is not None:
+        start(_TEAM_MEMBER(work), None, threads, 0)
+    else:
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(work, range(threads)))
+    if failures:
+        raise failures[0]
