@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 
 from capsnet import figures
 from capsnet.config import CapsNetConfig
@@ -156,6 +157,76 @@ def test_training_curves_survive_short_and_broken_histories(tmp_path):
 def test_steps_that_a_resumed_training_repeats_are_drawn_once():
     line = figures.training_curves(records() + records()[5:30]).axes[0].lines[0]
     assert len(line.get_xdata()) == 30
+
+
+# --- Speed ---------------------------------------------------------------------------------------------------
+
+
+def swept() -> list[dict]:
+    quantities = {"batch": ("8", "32", "128"), "image size": ("20", "48"), "iterations": ("3",)}
+    return [
+        {"quantity": name, "value": value, "seconds": {"plain": 0.04 * float(value), "fast": 0.01 * float(value)}}
+        for name, values in quantities.items()
+        for value in values
+    ]
+
+
+def benched(**changes: object) -> dict:
+    plain = {"convolutions": 900.0, "routing": 500.0, "decoder": 20.0, "Adam": 30.0}
+    fast = {"convolutions": 250.0, "routing": 50.0, "decoder": 20.0, "Adam": 30.0}
+    seconds = {side: {"median": value} for side, value in (("public", 3.0), ("plain", 1.5), ("fast", 0.4))}
+    return {"case": "batch 128", "train_seconds": seconds, "breakdown_ms": {"plain": plain, "fast": fast}, **changes}
+
+
+def test_the_sweep_has_a_panel_for_each_quantity_with_both_sides_at_their_values():
+    figure = figures.sweep(swept())
+    assert [axes.get_title(loc="left") for axes in figure.axes] == ["batch", "image size", "iterations"]
+    for line, factor in zip(figure.axes[0].lines, (0.04, 0.01), strict=True):
+        assert line.get_xdata() == pytest.approx([8, 32, 128])
+        assert line.get_ydata() == pytest.approx([8 * factor, 32 * factor, 128 * factor])
+    assert {"plain", "fast", "4.0×", "8", "128", "20"} <= set(words(figure))
+
+
+def test_all_panels_of_the_sweep_have_one_scale_that_holds_every_point():
+    figure = figures.sweep(swept()[::-1])  # in any order
+    limits = {axes.get_ylim() for axes in figure.axes}
+    assert len(limits) == 1
+    low, high = limits.pop()
+    assert low < 0.03
+    assert high > 0.04 * 128
+    assert figure.axes[-1].lines[0].get_xdata() == pytest.approx([8, 32, 128])
+
+
+def test_the_step_bill_draws_every_part_as_long_as_it_takes_and_the_rest():
+    axes = figures.step_bill(benched()).axes[0]
+    bars = [patch for patch in axes.patches if isinstance(patch, Rectangle) and patch.get_height() > 8]
+    public, plain, fast = bars[0], bars[1:6], bars[6:]
+    a_second = public.get_width() / 3.0
+    assert [bar.get_width() / a_second for bar in plain] == pytest.approx([0.9, 0.5, 0.02, 0.03, 0.05])
+    assert [bar.get_width() / a_second for bar in fast] == pytest.approx([0.25, 0.05, 0.02, 0.03, 0.05])
+    assert plain[1].get_x() == pytest.approx(plain[0].get_x() + plain[0].get_width())
+    assert public.get_x() == plain[0].get_x() == fast[0].get_x()
+
+
+def test_the_step_bill_says_totals_and_what_each_part_gained():
+    said = set(words(figures.step_bill(benched())))
+    assert {"batch 128. Below: plain → fast, each part timed by itself.", "3.00 s", "1.50 s", "0.40 s"} <= said
+    assert {"2.0× as fast", "7.5× as fast", "900 → 250 ms", "10.0× as fast", "50 → 50 ms", "rest"} <= said
+
+
+def test_parts_that_add_up_to_more_than_the_step_leave_no_rest_and_stay_on_the_page():
+    hasty = {side: {"median": 0.1} for side in ("public", "plain", "fast")}
+    figure = figures.step_bill(benched(train_seconds=hasty))
+    assert "0.0 → 0.0 ms" in words(figure)
+    ends = [p.get_x() + p.get_width() for p in figure.axes[0].patches if isinstance(p, Rectangle)]
+    assert max(ends) < figure.get_figwidth() * 72 - 60  # room for the total beside the longest bar
+
+
+def test_numbers_that_cannot_be_drawn_say_which_command_gives_them():
+    with pytest.raises(UserError, match="without --quick"):
+        figures.step_bill({"train_seconds": benched()["train_seconds"]})
+    with pytest.raises(UserError, match="bench --sweep"):
+        figures.sweep([])
 
 
 # --- Confusion -----------------------------------------------------------------------------------------------

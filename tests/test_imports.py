@@ -43,7 +43,7 @@ ONLY_IMPORTED_BY = {
 HEAVY = ["matplotlib", "tensorboard", "fastapi", "PIL", "tyro", "rich", "numba"]
 WITH_EXAMPLES = [
     "functional", "routing", "routing.dynamic", "layers", "losses", "errors", "evaluation", "models.base",
-    "models.baseline", "models.capsnet", "models.registry",
+    "models.baseline", "models.capsnet", "models.registry", "figures.names",
 ]  # fmt: skip
 
 

@@ -29,6 +29,7 @@ from capsnet import checkpoint
 from capsnet.config import PRESETS, CapsNetConfig, CNNConfig, Config, from_dict, get_preset, to_dict
 from capsnet.errors import UserError
 from capsnet.functional import mask, one_hot
+from capsnet.layers import DenseCaps
 from capsnet.losses import margin_loss, reconstruction_loss
 from capsnet.models import CNN, CapsNet, build, create_model
 
@@ -109,6 +110,20 @@ def test_any_image_size_channels_classes_and_depth_work(
         assert painted.shape == images.shape
     output.lengths.sum().backward()
     assert all(p.grad is not None for name, p in model.named_parameters() if not name.startswith("decoder"))
+
+
+def test_the_choices_of_the_config_reach_the_layers() -> None:
+    plain, other = tiny(), tiny(shared=True, hidden_caps=((5, 4),), primary_factor=True, iterations=2, leaky=True)
+    assert plain.get_parameter("caps.0.weight").shape == (64, 3, 6, 4)
+    assert other.get_parameter("caps.0.weight").shape == (4, 5, 4, 4)
+    assert other.get_parameter("caps.1.weight").shape == (5, 3, 6, 4)
+    assert (plain.primary.factor, other.primary.factor) == (1, 1 / 4)
+    for layer in other.caps:
+        assert isinstance(layer, DenseCaps)
+        assert (layer.iterations, layer.leaky, layer.detach, layer.bias) == (2, True, False, None)
+    for layer in tiny(detach=True, routing_bias=True).caps:
+        assert isinstance(layer, DenseCaps)
+        assert (layer.iterations, layer.leaky, layer.detach, layer.bias is None) == (3, False, True, False)
 
 
 @pytest.mark.parametrize("image_shape", [(3, 9, 14), (1, 8, 8)])

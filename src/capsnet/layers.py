@@ -95,7 +95,10 @@ class PrimaryCaps(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         self.check(x)
-        s = self.conv(x)
+        return self.group(self.conv(x))
+
+    def group(self, s: Tensor) -> Tensor:
+        """Channels of the convolution's output (b, types dim, h', w') as squashed capsules (b, h' w' types, dim)."""
         if self.factor != 1.0 and self.conv.bias is not None:
             s = s * self.factor + (1 - self.factor) * self.conv.bias.view(-1, 1, 1)  # factor · conv(x) + bias
         capsules = s.permute(0, 2, 3, 1).unflatten(-1, (self.types, self.dim))  # b h w type p

@@ -29,7 +29,7 @@ class Bench:
     sweep: bool = False
     """How cost grows with batch, image size, capsules, classes and iterations."""
     plot: MaybePath = None
-    """With --sweep: write the plot here (.png or .svg)."""
+    """Write a picture here (.png or .svg): of the sweep, or of where a step's time goes."""
     image_size: int = 28
     """Side of the images; 36 is MultiMNIST's."""
     batch: int = 128
@@ -53,11 +53,11 @@ def bench(argv: list[str]) -> int:
             repeats = 3 if flags.quick else flags.repeats
             result = measured.measure(case, repeats=repeats, details=not flags.quick, on_tick=counter)
             result["certificate"] = checkpoint.certificate({"bench": vars(flags)}, 0.0, cpu=measured.cpu_name())
-    if flags.sweep:
-        if flags.plot:
-            from capsnet import figures
+    if flags.plot:
+        from capsnet import figures
 
-            figures.save(figures.sweep(rows), flags.plot)
+        figures.save(figures.sweep(rows) if flags.sweep else figures.step_bill(result), flags.plot)
+    if flags.sweep:
         show_sweep(rows, flags.json)
     elif flags.json:
         print(json.dumps(result, default=str))

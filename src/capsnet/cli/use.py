@@ -17,7 +17,7 @@ from capsnet.cli.flags import ImageNames, MaybeFloat, MaybeInt, MaybePath, Maybe
 from capsnet.config import Config, from_dict
 from capsnet.errors import UserError, unknown
 from capsnet.evaluation import evaluate, name_classes
-from capsnet.models.registry import Model
+from capsnet.models import CapsNet, Model
 from capsnet.terminal import Counter, print_table, say
 
 
@@ -237,7 +237,7 @@ def reconstruct(argv: list[str]) -> int:
 
     flags = parse(Reconstruct, "reconstruct", argv)
     model = checkpoint.load(flags.model)
-    if getattr(model, "decoder", None) is None:
+    if not isinstance(model, CapsNet) or model.decoder is None:
         raise UserError(f"{flags.model} has no decoder, so there is nothing to paint: train one with a decoder.")
     label = class_index(model, flags.label)
     out = flags.out or (Path(flags.model) if Path(flags.model).is_dir() else Path()) / f"{flags.what}.png"

@@ -54,12 +54,16 @@ class Votes(Protocol):
 
 
 def worth_it(u: Tensor, W: Tensor) -> bool:
-    """Whether `dynamic_routing` beats the plain einsum: from batches of eight on, and with shared transformations.
+    """Whether `dynamic_routing` beats the plain einsum: when û is large, and the batch is if no W is shared.
 
-    Below that û is small and rearranging W costs more than it saves. An exported program always takes the kernel:
-    asking for the batch size would bind the program to it.
+    Below that the rearranging costs more than it saves, above it all depends on memory; the sizes are measured. An
+    exported program always takes the kernel: asking for the batch size would bind the program to it.
     """
-    return torch.compiler.is_exporting() or u.shape[0] >= 8 or W.shape[0] < u.shape[1]
+    if torch.compiler.is_exporting():
+        return True
+    b, i, (n, j, q, _) = u.shape[0], u.shape[1], W.shape
+    votes = b * i * j * q
+    return votes >= 180_000 if n < i else votes >= 400_000 and b >= 16
 
 
 def choose(u: Tensor, W: Tensor, leaky: bool) -> Votes:
@@ -118,7 +122,7 @@ def _forward(
             every_s.append(s if bias is None else s + bias)
             v = squash(every_s[-1])
             V = v if V is None else V + v
-        return v, torch.stack(every_s)
+        return v.contiguous(), torch.stack(every_s)
 
 
 @torch.library.custom_op("capsnet::dynamic_routing_backward", mutates_args=())

@@ -1,7 +1,7 @@
 """Jobs written in Python, or compiled by Numba, on the threads that PyTorch computes with.
 
 After a parallel operation PyTorch's OpenMP threads spin for milliseconds, waiting for the next one. Threads of our
-own would have to share the cores with them: a routing step between two matrix products took up to five times as long.
+own would have to share the cores with them, and on a busy machine everything then takes several times as long.
 """
 
 from __future__ import annotations

@@ -1,0 +1,47 @@
+"""Pictures: each is a function from data to a `matplotlib.figure.Figure`; `save` writes one as PNG or SVG.
+
+    curves.py   how a training went
+    errors.py   what is confused with what, and the worst mistakes
+    painted.py  reconstructions (the paper's Fig. 3) and the tweak grid (Fig. 4)
+    routes.py   how routing went (after the appendix's Fig. A.1)
+    speed.py    where a training step's time goes, and how it grows
+    style.py    palette, type and files; names.py and tiles.py: what the others are put together from
+
+One palette, safe for colour-blind eyes, means the same everywhere: blue is what is there, vermillion what was named
+wrongly, grey the rest. Pictures keep their light paper, so they look the same on a light page, a dark one and a
+slide. No pyplot and no figure that outlives its caller. Class names are the user's: they are never read as
+mathematics, and where DejaVu lacks their letters the picture shows the class's number instead.
+"""
+
+from capsnet.figures.curves import training_curves
+from capsnet.figures.errors import confusion_matrix, confusions, mistakes, worst_mistakes
+from capsnet.figures.names import shown, shown_all
+from capsnet.figures.painted import painted_beside, reconstructions, tweak_grid
+from capsnet.figures.routes import contributions, routing
+from capsnet.figures.speed import step_bill, sweep
+from capsnet.figures.style import BLUE, PAPER, PER_POINT, render, save
+from capsnet.figures.tiles import as_pixels, in_colours
+
+__all__ = [
+    "BLUE",
+    "PAPER",
+    "PER_POINT",
+    "as_pixels",
+    "confusion_matrix",
+    "confusions",
+    "contributions",
+    "in_colours",
+    "mistakes",
+    "painted_beside",
+    "reconstructions",
+    "render",
+    "routing",
+    "save",
+    "shown",
+    "shown_all",
+    "step_bill",
+    "sweep",
+    "training_curves",
+    "tweak_grid",
+    "worst_mistakes",
+]

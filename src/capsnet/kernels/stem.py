@@ -1,0 +1,199 @@
+"""Convolution, ReLU, convolution in one operator: the paper network's conv1 and PrimaryCaps (section 4).
+
+The second convolution is the bilinear one of `convolution`. Its transform B wants the hidden layer as (phase,
+position, image, channel). An im2col of the input whose rows stand in that order makes the first convolution one
+matrix product that writes exactly this, so that the 52 MB of a batch of 128 are never rearranged, and the ReLU
+is done in place. The gradient comes back in the same order and meets the same im2col. Hidden positions that no
+output reads (a twentieth row and column, for the paper's sizes) are not computed at all.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.grad import conv2d_input
+
+from capsnet.kernels.bilinear import Algorithm, Pair, Phase, multiply, multiply_backward, phase_sizes
+from capsnet.kernels.convolution import (
+    choose_tile,
+    conv2d,
+    from_output,
+    has_bf16,
+    if_wanted,
+    out_size,
+    plan_for,
+    to_output,
+    wants_bf16,
+    window,
+)
+
+
+def _patches(x: Tensor, kernel: tuple[int, ...], strides: list[int], phase: Phase) -> Tensor:
+    """im2col, (positions of the phase · b, c·kh·kw + 1): its rows lie as the phase's image wants them.
+
+    The last column is ones, for the bias.
+    """
+    windows = x.unfold(2, kernel[-2], strides[0]).unfold(3, kernel[-1], strides[0])
+    windows = windows[:, :, *window(phase, strides[1])].permute(2, 3, 0, 1, 4, 5)
+    rows, length = prod(windows.shape[:3]), prod(windows.shape[3:])
+    patches = phase.B.new_empty(rows, length + 1)
+    patches[:, :length].view(windows.shape).copy_(windows)
+    patches[:, length] = 1
+    return patches
+
+
+def _positions(plan: Algorithm, b: int) -> list[int]:
+    return [prod(phase.inputs) * b for phase in plan.phases]
+
+
+def _stem_out(x: Tensor, weight1: Tensor, weight2: Tensor, strides: list[int]) -> Pair:
+    return out_size(out_size(x.shape, weight1.shape, strides[0]), weight2.shape, strides[1])
+
+
+@torch.library.custom_op("capsnet::bilinear_stem", mutates_args=())
+def _stem(
+    x: Tensor,
+    weight1: Tensor,
+    bias1: Tensor | None,
+    weight2: Tensor,
+    bias2: Tensor | None,
+    strides: list[int],
+    bf16: bool,
+    keep: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The result; and, if they are to be kept, the hidden layer, phase by phase, and its transform."""
+    b, c, out = len(x), len(weight1), _stem_out(x, weight1, weight2, strides)
+    plan = plan_for(weight2, strides[1], list(out), bf16)
+    sizes = _positions(plan, b)
+    bias = weight1.new_zeros(c) if bias1 is None else bias1
+    columns = torch.cat([weight1.flatten(1), bias[:, None]], 1).T.to(plan.tap_order.dtype)
+    hidden = columns.new_empty(sum(sizes) if keep else max(sizes), c)
+    places = iter(hidden.split(sizes) if keep else [hidden[:size] for size in sizes])
+
+    def image(phase: Phase) -> Tensor:
+        patches = _patches(x, weight1.shape, strides, phase)
+        return torch.mm(patches, columns, out=next(places)).relu_().view(prod(phase.inputs), -1)
+
+    with torch.autocast("cpu", enabled=False):
+        Y, flat = multiply(plan, weight2, b, image, keep)
+        return to_output(Y, bias2, out, out, b), hidden if keep else hidden.new_empty(0, c), flat
+
+
+@_stem.register_fake
+def _(
+    x: Tensor,
+    weight1: Tensor,
+    bias1: Tensor | None,
+    weight2: Tensor,
+    bias2: Tensor | None,
+    strides: list[int],
+    bf16: bool,
+    keep: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    out, c = _stem_out(x, weight1, weight2, strides), len(weight1)
+    y = x.new_empty((len(x), *out, len(weight2)), dtype=torch.float32).permute(0, 3, 1, 2)
+    sizes = phase_sizes((weight2.shape[2], weight2.shape[3]), strides[1], out)
+    rows, dtype = len(x) if keep else 0, torch.bfloat16 if bf16 else torch.float32
+    hidden = x.new_empty((rows * sum(n for _, n in sizes), c), dtype=dtype)
+    return y, hidden, x.new_empty(rows * c * sum(m for m, _ in sizes), dtype=dtype)
+
+
+@torch.library.custom_op("capsnet::bilinear_stem_backward", mutates_args=())
+def _stem_backward(
+    grad: Tensor,
+    x: Tensor,
+    weight1: Tensor,
+    weight2: Tensor,
+    hidden: Tensor,
+    flat: Tensor,
+    strides: list[int],
+    bf16: bool,
+    needs: list[bool],
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of x, weight1, bias1, weight2 and bias2, as far as they are needed."""
+    b, c, out = len(x), len(weight1), (grad.shape[2], grad.shape[3])
+    plan = plan_for(weight2, strides[1], list(out), bf16)
+    places = iter(hidden.split(_positions(plan, b)))
+    grad_columns = grad.new_zeros(weight1[0].numel() + 1, c)
+    size1 = out_size(x.shape, weight1.shape, strides[0])
+    grad_hidden = if_wanted(needs[0], lambda: grad.new_zeros(b, *size1, c), grad)
+
+    def take(phase: Phase, images: Tensor) -> None:
+        active = torch.ops.aten.threshold_backward(images.view(-1, c), next(places), 0)
+        grad_columns.add_(_patches(x, weight1.shape, strides, phase).T @ active)
+        if needs[0]:
+            grad_hidden[:, *window(phase, strides[1])] = active.view(*phase.inputs, b, c).permute(2, 0, 1, 3)
+
+    def through_conv1() -> Tensor:
+        grad1 = grad_hidden.permute(0, 3, 1, 2)
+        return conv2d_input(x.shape, weight1, grad1, strides[0]).contiguous()
+
+    with torch.autocast("cpu", enabled=False):
+        G = from_output(grad, out)
+        grad_weight2 = multiply_backward(plan, weight2, G, flat, needs[3], take if any(needs[:3]) else None)
+        return (
+            if_wanted(needs[0], through_conv1, grad),
+            if_wanted(needs[1], lambda: grad_columns[:-1].T.reshape(weight1.shape), grad),
+            if_wanted(needs[2], lambda: grad_columns[-1].clone(), grad),
+            grad_weight2,
+            if_wanted(needs[4], lambda: grad.sum((0, 2, 3)), grad),
+        )
+
+
+@_stem_backward.register_fake
+def _(
+    grad: Tensor,
+    x: Tensor,
+    weight1: Tensor,
+    weight2: Tensor,
+    hidden: Tensor,
+    flat: Tensor,
+    strides: list[int],
+    bf16: bool,
+    needs: list[bool],
+) -> tuple[Tensor, ...]:
+    shapes = [x.shape, weight1.shape, weight1.shape[:1], weight2.shape, weight2.shape[:1]]
+    return tuple(grad.new_empty(shape if need else 0) for shape, need in zip(shapes, needs, strict=True))
+
+
+def _stem_save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    x, weight1, _, weight2, _, *ctx.options, _ = inputs
+    ctx.save_for_backward(x, weight1, weight2, *output[1:])
+    ctx.mark_non_differentiable(*output[1:])
+    ctx.set_materialize_grads(False)
+
+
+def _stem_gradients(ctx: Any, grad: Tensor, *_: None) -> tuple[Tensor | None, ...]:
+    needs = list(ctx.needs_input_grad[:5])
+    grads = _stem_backward(grad, *ctx.saved_tensors, *ctx.options, needs)
+    return *(g if need else None for g, need in zip(grads, needs, strict=True)), None, None, None
+
+
+_stem.register_autograd(_stem_gradients, setup_context=_stem_save)
+
+
+def stem_conv2d(
+    x: Tensor,
+    weight1: Tensor,
+    bias1: Tensor | None,
+    weight2: Tensor,
+    bias2: Tensor | None,
+    stride1: int = 1,
+    stride2: int = 2,
+) -> Tensor:
+    """conv2(relu(conv1(x))), with conv1 writing its result where and how conv2's transform reads it.
+
+    Taken where conv1 is plain and conv2 bilinear in one tile; otherwise it is the two convolutions in turn.
+    """
+    size = (*x.shape[:1], len(weight1), *out_size(x.shape, weight1.shape, stride1))
+    tile = choose_tile(x, size, weight2, stride2)
+    if tile != out_size(size, weight2.shape, stride2) or choose_tile(x, x.shape, weight1, stride1):
+        return conv2d(F.relu(conv2d(x, weight1, bias1, stride1)), weight2, bias2, stride2)
+    tensors = [t if t is None else t.float() for t in (x, weight1, bias1, weight2, bias2)]
+    keep = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+    y, *_ = _stem(*tensors, [stride1, stride2], wants_bf16(x) and has_bf16(), keep)
+    return y.to(x.dtype)
