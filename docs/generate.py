@@ -134,10 +134,10 @@ def sweep() -> str:
 def precision() -> str:
     """Short trainings in float32 and bfloat16, seed by seed, on validation."""
     runs = read("precision")
-    rows = [
-        (kind, ", ".join(f"{e:.2f}" for e in runs[kind]["errors"]), f"{runs[kind]['mean']:.3f} ± {runs[kind]['std']:.3f}")
-        for kind in ("fp32", "bf16")
-    ]
+    rows = []
+    for kind in ("fp32", "bf16"):
+        errors, mean, std = (runs[kind][key] for key in ("errors", "mean", "std"))
+        rows.append((kind, ", ".join(f"{error:.2f}" for error in errors), f"{mean:.3f} ± {std:.3f}"))
     return table(["precision", "validation error of each seed, %", "mean ± std, %"], rows)
 
 

@@ -428,6 +428,17 @@ def test_12_a_pair_is_right_only_as_a_whole(top: int | None) -> None:
     guard_half_right_is_wrong(our_score(top))
 
 
+def test_12_evaluation_names_sets_where_an_image_may_have_several_labels() -> None:
+    one = digits()
+    several = replace(one, labels=one_hot(one.labels, 3).bool())
+    model = tiny()
+    lengths = evaluate(model, several).lengths
+    middle = float(lengths.median())
+    assert torch.equal(evaluate(model, several, threshold=middle).predicted, lengths >= middle)
+    assert (evaluate(model, several, top=2).predicted.sum(1) == 2).all()
+    assert (evaluate(model, one, threshold=middle).predicted.sum(1) == 1).all()
+
+
 @pytest.mark.parametrize("score", [half_credit, credit_for_the_longest])
 def test_12_half_credit_is_noticed(score: Score) -> None:
     with pytest.raises(AssertionError):

@@ -672,6 +672,15 @@ def test_a_kill_while_writing_leaves_the_previous_file_good(tmp_path: Path, monk
     assert [file.name for file in tmp_path.iterdir()] == [path.name]
 
 
+def test_a_file_is_replaced_in_one_stroke_and_never_rewritten(tmp_path: Path) -> None:
+    path = saved(tmp_path)
+    before = path.read_bytes()
+    with path.open("rb") as reader:
+        saved(tmp_path, tiny(class_dim=9))
+        assert reader.read() == before  # whoever reads the old one reads it whole
+    assert path.read_bytes() != before
+
+
 def test_a_place_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(UserError, match=r"could not write .*file"):

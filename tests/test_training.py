@@ -93,12 +93,8 @@ def test_stopping_after_any_step_and_resuming_gives_bit_identical_weights(
     training.train(training.start(config, tmp_path / "whole"))
     run = training.start(config, tmp_path / "parts")
     for step in (1, 5, 7):
-
-        def stop_after(step: int = step) -> bool:
-            return run.step >= step
-
         with pytest.raises(KeyboardInterrupt):
-            training.loop(run, [], stop_after)
+            training.loop(run, [], lambda run=run, step=step: run.step >= step)
         run = training.resume(tmp_path / "parts")
         assert run.step == step
     training.train(run)

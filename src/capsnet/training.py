@@ -145,7 +145,7 @@ class Run:
             setattr(self, name, math.inf if value is None else value)
 
     def finished_model(self) -> Model:
-        """The model to use: the best on validation where stopping early was asked for, else the average, else itself."""
+        """The model to use: the best on validation if stopping early was asked for, else the average, else itself."""
         tensors = self.best or self.average
         if not tensors:
             return self.model

@@ -70,16 +70,12 @@ def show_sweep(rows: list[dict[str, Any]], as_json: bool) -> None:
     if as_json:
         print(json.dumps({"sweep": rows}))
         return
-    print_table(
-        ["quantity", "value", "plain s", "fast s", "ratio", "plain MB", "fast MB"],
-        [
-            (
-                r["quantity"], r["value"], f"{r['seconds']['plain']:.3f}", f"{r['seconds']['fast']:.3f}",
-                f"{r['seconds']['plain'] / r['seconds']['fast']:.2f}", str(r["peak_mb"]["plain"]), str(r["peak_mb"]["fast"]),
-            )
-            for r in rows
-        ],
-    )  # fmt: skip
+    table = []
+    for row in rows:
+        plain, fast = row["seconds"]["plain"], row["seconds"]["fast"]
+        memory = [str(row["peak_mb"][side]) for side in ("plain", "fast")]
+        table.append((row["quantity"], row["value"], f"{plain:.3f}", f"{fast:.3f}", f"{plain / fast:.2f}", *memory))
+    print_table(["quantity", "value", "plain s", "fast s", "ratio", "plain MB", "fast MB"], table)
 
 
 def show_bench(result: dict[str, Any]) -> None:

@@ -191,10 +191,17 @@ def algorithm(kernel: Pair, stride: int, tile: Pair, dtype: torch.dtype) -> Algo
 # --- The stages: transform, multiply, transform back, and their transposes --------------------------------
 
 
-def _ordered_taps(plan: Algorithm, weight: Tensor) -> Tensor:
-    """(taps, o·c), phase by phase. A product with a permutation is a faster transpose than a copy."""
+def _ordered_taps(plan: Algorithm, weight: Tensor) -> list[Tensor]:
+    """(taps, o·c) for each phase. A product with a permutation gathers faster than a strided copy does."""
     o, c = weight.shape[:2]
-    return plan.tap_order @ weight.reshape(o * c, -1).T.to(plan.tap_order.dtype)
+    taps = plan.tap_order @ weight.reshape(o * c, -1).T.to(plan.tap_order.dtype)
+    return list(taps.split([prod(phase.taps) for phase in plan.phases]))
+
+
+def _put_taps(plan: Algorithm, phase: Phase, taps: Tensor, weight: Tensor) -> None:
+    """The way back, (taps, o·c) into (o, c, kh, kw), where the copy is the faster one."""
+    place = weight[:, :, phase.start[0] :: plan.stride, phase.start[1] :: plan.stride].permute(2, 3, 0, 1)
+    place.copy_(taps.view(place.shape))
 
 
 def _split(flat: Tensor, plan: Algorithm, keep: bool, unit: int) -> list[Tensor]:
@@ -216,7 +223,7 @@ def multiply(
     image(phase) is x: (inputs, rows·c), where a row is an image or a tile of one.
     """
     o, c = weight.shape[:2]
-    taps = _ordered_taps(plan, weight).split([prod(phase.taps) for phase in plan.phases])
+    taps = _ordered_taps(plan, weight)
     flat = taps[0].new_empty(_length(plan, keep, rows * c))
     filters = taps[0].new_empty(_length(plan, False, o * c))
     total = filters.new_empty((plan.products, rows, o), dtype=torch.float32)
@@ -245,22 +252,20 @@ def multiply_backward(
 ) -> Tensor:
     """The same transposed, for grad (outputs, rows, o): the weight's gradient; `take` gets that of each image."""
     (o, c), rows = weight.shape[:2], grad.shape[1]
-    taps = _ordered_taps(plan, weight) if take else plan.tap_order.new_empty(prod(plan.kernel), o * c)
-    grad_taps = torch.empty_like(taps) if weight_wanted else taps
-    total = (plan.A @ grad.view(-1, rows * o)).view(-1, rows, o).to(taps.dtype)
-    scratch = _split(taps.new_empty(_length(plan, False, o * c)), plan, False, o * c)
-    grad_inputs = _split(taps.new_empty(_length(plan, False, rows * c) if take else 0), plan, False, rows * c)
+    empty = plan.tap_order.new_empty
+    total = (plan.A @ grad.view(-1, rows * o)).view(-1, rows, o).to(plan.tap_order.dtype)
+    taps = _ordered_taps(plan, weight) if take else [empty(0)] * len(plan.phases)
+    filters = _split(empty(_length(plan, False, o * c)), plan, False, o * c)
+    grad_inputs = _split(empty(_length(plan, False, rows * c) if take else 0), plan, False, rows * c)
     inputs = _split(flat, plan, True, rows * c) if weight_wanted else grad_inputs
-    first = 0
-    for phase, U, V, grad_V in zip(plan.phases, scratch, inputs, grad_inputs, strict=True):
-        part, own = total[phase.products], slice(first, first + prod(phase.taps))
-        U3, V3, grad_V3 = U.view(-1, o, c), V.view(-1, rows, c), grad_V.view(-1, rows, c)
-        if weight_wanted:
-            torch.bmm(part.transpose(1, 2), V3, out=U3)
-            torch.mm(phase.G.T, U, out=grad_taps[own])
+    grad_weight = torch.empty(weight.shape if weight_wanted else 0)
+    for phase, taps_of_phase, U, V, grad_V in zip(plan.phases, taps, filters, inputs, grad_inputs, strict=True):
+        part, U3 = total[phase.products], U.view(-1, o, c)
+        if weight_wanted:  # U serves as the place for its own gradient
+            torch.bmm(part.transpose(1, 2), V.view(-1, rows, c), out=U3)
+            _put_taps(plan, phase, phase.G.T @ U, grad_weight)
         if take:
-            torch.mm(phase.G, taps[own], out=U)
-            torch.bmm(part, U3, out=grad_V3)
+            torch.mm(phase.G, taps_of_phase, out=U)
+            torch.bmm(part, U3, out=grad_V.view(-1, rows, c))
             take(phase, phase.B.T @ grad_V)
-        first = own.stop
-    return (grad_taps.T @ plan.tap_order).view(weight.shape).float() if weight_wanted else grad.new_empty(0)
+    return grad_weight

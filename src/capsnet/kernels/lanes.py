@@ -95,9 +95,7 @@ def fma(typing: Any, a: Any, b: Any, c: Any) -> Any:
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         kind = ir.FunctionType(_ir_lanes, [_ir_lanes] * 3)
-        return builder.call(
-            cgutils.get_or_insert_function(builder.module, kind, f"llvm.fma.v{LANES}f32"), args
-        )
+        return builder.call(cgutils.get_or_insert_function(builder.module, kind, f"llvm.fma.v{LANES}f32"), args)
 
     return _lanes(_lanes, _lanes, _lanes), generate
 
@@ -143,9 +141,7 @@ def add_totals(typing: Any, array: Any, index: Any, a: Any, b: Any, c: Any, d: A
         rest = _fold(builder, *halves, LANES // 2)  # four lanes of a, four of b, of c, of d
         for step in (2, 1):
             kept = [k for k in range(step * 8) if k % (2 * step) < step]
-            rest = builder.fadd(
-                _pick(builder, rest, rest, kept), _pick(builder, rest, rest, [k + step for k in kept])
-            )
+            rest = builder.fadd(_pick(builder, rest, rest, kept), _pick(builder, rest, rest, [k + step for k in kept]))
         place = _address(context, builder, array, array_value, at, rest.type)
         builder.store(builder.fadd(builder.load(place, align=4), rest), place, align=4)
         return context.get_dummy_value()

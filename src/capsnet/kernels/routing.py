@@ -155,17 +155,13 @@ def _squash_backward(s: Tensor, g_v: Tensor) -> Tensor:
 
 
 @_forward.register_fake
-def _(
-    u: Tensor, W: Tensor, bias: Tensor | None, iterations: int, leaky: bool, detach: bool
-) -> tuple[Tensor, Tensor]:
+def _(u: Tensor, W: Tensor, bias: Tensor | None, iterations: int, leaky: bool, detach: bool) -> tuple[Tensor, Tensor]:
     b, (_, j, q, _) = u.shape[0], W.shape
     return u.new_empty(b, j, q), u.new_empty(iterations, b, j, q)
 
 
 @_backward.register_fake
-def _(
-    g_v: Tensor, u: Tensor, W: Tensor, every_s: Tensor, leaky: bool, detach: bool
-) -> tuple[Tensor, Tensor, Tensor]:
+def _(g_v: Tensor, u: Tensor, W: Tensor, every_s: Tensor, leaky: bool, detach: bool) -> tuple[Tensor, Tensor, Tensor]:
     return u.new_empty(u.shape), W.new_empty(W.shape), every_s.new_empty(every_s.shape[2:])
 
 

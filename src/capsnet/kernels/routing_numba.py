@@ -227,9 +227,7 @@ def _vote_gradient(room, V, g_s, tile, tiles, steps, js, q, leaky, through, g, g
 
 
 @compiled
-def _finish(
-    first, last, u, by_eight, i_s, n, js, q, p, leaky, W, tiles, steps, V, g_s, uniform, through, g_u, g_W
-):
+def _finish(first, last, u, by_eight, i_s, n, js, q, p, leaky, W, tiles, steps, V, g_s, uniform, through, g_u, g_W):
     """g_u and g_W for the transformations first … last-1, all tiles; `uniform` is g_û of the first iteration."""
     rows, full, span, pose = js * q, (js * q + 7) // 8 * 8, js * q * LANES, p * LANES
     room = (scratch(full * LANES), scratch(js * LANES), scratch(js * LANES))
