@@ -23,6 +23,7 @@ from capsnet.kernels.stem import stem_conv2d
 @pytest.fixture
 def always_fast(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let even the smallest convolution take the bilinear path, in one tile."""
+    monkeypatch.setattr(convolution, "SMALL", 0)
     monkeypatch.setattr(convolution, "best_tile", lambda b, c, o, out, *_: out if c > 1 else None)
 
 
@@ -41,12 +42,24 @@ def relative(got: Tensor, expected: Tensor) -> float:
     return ((got - expected).abs().max() / expected.abs().max()).item()
 
 
+def was_fast(y: Tensor) -> bool:
+    """Whether y came from one of our operators, or from a compiled graph, which does not show what it did."""
+    nodes = [y.grad_fn]
+    while nodes:
+        node = nodes.pop()
+        if node is not None and ("bilinear" in node.name() or "Compiled" in node.name()):
+            return True
+        nodes += [] if node is None or "Convolution" in node.name() else [n for n, _ in node.next_functions]
+    return False
+
+
 def agree(
     fast: Callable[..., Tensor], plain: Callable[..., Tensor], inputs: list[Tensor | None], tolerance: float = 1e-5
 ) -> None:
     """Values and every gradient, against double precision."""
     exact = [t if t is None else t.detach().double().requires_grad_(t.requires_grad) for t in inputs]
     y, expected = fast(*inputs), plain(*exact)
+    assert was_fast(y)
     assert y.shape == expected.shape
     assert relative(y, expected) < tolerance
     grad = torch.randn(expected.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
@@ -73,6 +86,7 @@ def test_values_and_gradients_are_those_of_plain_convolution(
 def test_tiles_that_do_not_fit_evenly_change_nothing(
     monkeypatch: pytest.MonkeyPatch, tile: tuple[int, int], stride: int
 ) -> None:
+    monkeypatch.setattr(convolution, "SMALL", 0)
     monkeypatch.setattr(convolution, "best_tile", lambda *_: tile)
     inputs = tensors(2, 3, 4, 23, 26, 5, 5)
     agree(lambda *a: conv2d(*a, stride=stride), lambda *a: F.conv2d(*a, stride=stride), inputs)
@@ -126,6 +140,7 @@ def test_the_result_is_channels_last_so_that_capsules_are_a_view(always_fast: No
 def test_the_fused_stem_is_two_convolutions_with_a_relu_between(
     monkeypatch: pytest.MonkeyPatch, needs_x: bool, c: int, k1: int, k2: int, s1: int, s2: int
 ) -> None:
+    monkeypatch.setattr(convolution, "SMALL", 0)
     monkeypatch.setattr(convolution, "best_tile", lambda b, c, o, out, *_: out if c == 6 else None)
     x, weight1, bias1 = tensors(2, c, 6, 28, 25, k1, k1)
     _, weight2, bias2 = tensors(2, 6, 5, 28, 25, k2, k2)
@@ -138,19 +153,15 @@ def test_the_fused_stem_is_two_convolutions_with_a_relu_between(
     agree(lambda *a: stem_conv2d(*a, s1, s2), plain, [x, weight1, None, weight2, None])
 
 
-def graph_of(call: Callable[[], Tensor]) -> str:
-    return str(call().grad_fn)
-
-
 def test_batch_one_and_doubles_and_plain_go_to_pytorch() -> None:
     x, weight, bias = torch.rand(1, 256, 20, 20), torch.randn(256, 256, 9, 9, requires_grad=True), torch.zeros(256)
-    assert "Convolution" in graph_of(lambda: conv2d(x, weight, bias, 2))
+    assert not was_fast(conv2d(x, weight, bias, 2))
     many = x.expand(32, -1, -1, -1)
     small = weight[:64].detach().requires_grad_()
-    assert "bilinear" in graph_of(lambda: conv2d(many, small, None, 2))
-    assert "Convolution" in graph_of(lambda: conv2d(many[:2].double(), small.double(), None, 2))
+    assert was_fast(conv2d(many, small, None, 2))
+    assert not was_fast(conv2d(many.double(), small.double(), None, 2))
     with kernels.plain():
-        assert "Convolution" in graph_of(lambda: conv2d(many, small, None, 2))
+        assert not was_fast(conv2d(many, small, None, 2))
 
 
 def test_double_precision_keeps_its_precision(always_fast: None) -> None:
@@ -191,7 +202,7 @@ class Layer(torch.nn.Module):
 
 def test_an_exported_program_runs_without_this_package(always_fast: None) -> None:
     x, weight, _ = tensors(2, 3, 4, 12, 12, 5, 5)
-    batch = torch.export.Dim("batch", min=2, max=64)
+    batch = torch.export.Dim("batch", min=2, max=4096)
     program = torch.export.export(Layer(weight.detach()), (x.detach(),), dynamic_shapes=({0: batch},))
     assert "capsnet" not in program.graph_module.code
     more = torch.rand(7, 3, 12, 12)

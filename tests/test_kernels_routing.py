@@ -215,7 +215,7 @@ def test_it_compiles_without_a_graph_break() -> None:
 def test_it_exports_for_any_batch_size() -> None:
     class Route(torch.nn.Module):
         def forward(self, u: Tensor, W: Tensor) -> Tensor:
-            assert routing.worth_it(u, W)
+            assert not routing.worth_it(u, W)  # an exported program takes the plain form by itself
             return routing.dynamic_routing(u, W, None, 3)
 
     u, W, _ = (x.detach() for x in problem(20, 12, 12, 8, 4, 8))

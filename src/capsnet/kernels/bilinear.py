@@ -3,7 +3,7 @@
 In one dimension, a correlation of `taps` taps that gives `outputs` outputs reads n = taps + outputs − 1
 inputs and needs n products: evaluate two polynomials at n points, multiply, interpolate, and transpose the
 whole (Toom and Cook's method, which Winograd turned round for filters). The choice of points is everything:
-small integers need the fewest products and lose four digits; the n-th roots of unity (the DFT) lose nothing,
+small integers need the fewest products and lose a digit; the n-th roots of unity (the DFT) lose nothing,
 but each complex pair costs three products where a real point costs one. We take 0, infinity, ±0.8, ±1.25 and
 for the rest pairs on the unit circle: all close enough to the circle that powers neither grow nor vanish.
 
@@ -32,7 +32,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-RADIUS = 0.8  # best of 0.7, 0.75, … 0.9 over the sizes from 5 to 20
+RADIUS = 0.8  # of 0.7, 0.75, … 0.9 the best at n = 10; 0.7 is a little better below 7, 0.85 above 16
 
 Pair = tuple[int, int]
 Array = np.ndarray  # the constants come from NumPy, which no mode of PyTorch can reach (lazy conjugation did)

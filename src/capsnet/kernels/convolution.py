@@ -39,6 +39,8 @@ from torch import Tensor
 from capsnet.kernels.bilinear import Algorithm, Pair, Phase, algorithm, multiply, multiply_backward, phase_sizes
 from capsnet.kernels.switch import enabled
 
+SMALL = 2**15  # inputs of fewer numbers go to F.conv2d unexamined: the examination would take longer than it saves
+
 # --- Images to phases and back ----------------------------------------------------------------------------
 
 
@@ -253,7 +255,9 @@ def choose_tile(x: Tensor, size: tuple[int, ...], weight: Tensor, stride: int) -
 
     A program that is being exported gets the plain one: it may run where this package is not installed.
     """
-    if not enabled() or x.device.type != "cpu" or x.dim() != 4 or torch.compiler.is_exporting():
+    if not enabled() or x.dim() != 4 or torch.compiler.is_exporting():
+        return None
+    if size[0] * size[1] * size[2] * size[3] < SMALL or x.device.type != "cpu":
         return None
     if x.dtype not in (torch.float32, torch.bfloat16) or weight.dtype not in (torch.float32, x.dtype):
         return None
