@@ -133,10 +133,10 @@ class Worker:
         model = self.model
         images = self.batch.images
         with self.path():
-            u = model.primary_capsules(images).detach().requires_grad_()
+            u = model.primary.after(model.stem, images).detach().requires_grad_()
             v = model.caps(u).detach().requires_grad_()
             parts: dict[str, Callable[[], object]] = {
-                "convolutions": lambda: model.primary_capsules(images).sum().backward(),
+                "convolutions": lambda: model.primary.after(model.stem, images).sum().backward(),
                 "routing": lambda: model.caps(u).sum().backward(),
                 "decoder": lambda: model.reconstruct_set(v, self.batch.targets).sum().backward(),
                 "Adam": self.optimizer.step,

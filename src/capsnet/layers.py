@@ -18,9 +18,11 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from capsnet import kernels
 from capsnet.errors import UserError
 from capsnet.functional import squash
 from capsnet.kernels import convolution
+from capsnet.kernels.stem import stem_conv2d
 from capsnet.routing import Routed
 from capsnet.routing import get as find_routing
 
@@ -96,6 +98,17 @@ class PrimaryCaps(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         self.check(x)
         return self.group(self.conv(x))
+
+    def after(self, stem: nn.Sequential, images: Tensor) -> Tensor:
+        """The same as self(stem(images)); one kernel does it where the stem is a convolution and a ReLU.
+
+        That kernel calls neither module's forward; inside `kernels.plain()` both are called.
+        """
+        conv1 = stem[0] if len(stem) == 2 and isinstance(stem[1], nn.ReLU) else None
+        if not kernels.enabled() or not isinstance(conv1, Conv2d):
+            return self(stem(images))
+        weights = (conv1.weight, conv1.bias, self.conv.weight, self.conv.bias)
+        return self.group(stem_conv2d(images, *weights, conv1.stride[0], self.conv.stride[0]))
 
     def group(self, s: Tensor) -> Tensor:
         """Channels of the convolution's output (b, types dim, h', w') as squashed capsules (b, h' w' types, dim)."""

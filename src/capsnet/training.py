@@ -8,6 +8,7 @@ validation part; the test set is looked at once, after the last step.
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import signal
@@ -144,14 +145,19 @@ class Run:
         for name, value in record["state"].items():
             setattr(self, name, math.inf if value is None else value)
 
+    def averaged_model(self) -> Model:
+        """The model as it stands: with the averaged weights, where weights are averaged."""
+        return self._with(self.average)
+
     def finished_model(self) -> Model:
-        """The model to use: the best on validation if stopping early was asked for, else the average, else itself."""
-        tensors = self.best or self.average
+        """The model to keep: the best on validation if stopping early was asked for, else as it stands."""
+        return self._with(self.best or self.average)
+
+    def _with(self, tensors: dict[str, Tensor]) -> Model:
         if not tensors:
             return self.model
-        model = build(self.model.config).to(self.device)
+        model = copy.deepcopy(self.model)  # class names and all
         model.load_state_dict(tensors)
-        model.classes = self.model.classes
         return model
 
 
@@ -325,7 +331,7 @@ def epoch_record(run: Run) -> dict[str, Any]:
     """The epoch's end: the error on the validation part, and whether it is the best so far."""
     error = None
     if len(run.splits.validation):
-        error = evaluate(run.finished_model() if run.average else run.model, run.splits.validation).error_percent
+        error = evaluate(run.averaged_model(), run.splits.validation).error_percent
         if error < run.best_error:
             run.best_error, run.best_epoch = error, run.epoch
             if run.config.patience:

@@ -227,7 +227,6 @@ def _best_tile(b: int, c: int, o: int, out: Pair, kernel: Pair, stride: int, tra
     return best if costs[best] < (1.0 if training else 0.8) * plain else None
 
 
-@torch.compiler.assume_constant_result
 def best_tile(b: int, c: int, o: int, out: Pair, kernel: Pair, stride: int, training: bool) -> Pair | None:
     """The tile of outputs that makes the bilinear form cheapest; None where plain convolution is as good.
 
@@ -237,6 +236,10 @@ def best_tile(b: int, c: int, o: int, out: Pair, kernel: Pair, stride: int, trai
     ((6, 6), None)
     """
     return _best_tile(b, c, o, out, kernel, stride, training)
+
+
+# What torch.compiler.assume_constant_result does; calling it would import the compiler, a second, with the package.
+best_tile._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @lru_cache(maxsize=1)

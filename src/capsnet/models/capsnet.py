@@ -10,11 +10,9 @@ import itertools
 import torch
 from torch import Tensor, nn
 
-from capsnet import kernels
 from capsnet.config import CapsNetConfig
 from capsnet.errors import UserError
 from capsnet.functional import lengths, mask
-from capsnet.kernels.stem import stem_conv2d
 from capsnet.layers import Conv2d, Decoder, DenseCaps, PrimaryCaps
 from capsnet.models.base import Classifier, Output
 
@@ -70,24 +68,13 @@ class CapsNet(Classifier):
     def forward(self, images: Tensor, trace: bool = False) -> Output:
         """Lengths, poses, primary capsules and, if asked for, the trace of the class capsules' routing."""
         self.check(images)
-        u = primary = self.primary_capsules(images)
+        u = primary = self.primary.after(self.stem, images)
         *hidden, top = self.caps
         for layer in hidden:
             u = layer(u)
         assert isinstance(top, DenseCaps)
         v, how = top.route(u, trace=trace)
         return Output(lengths(v), v, primary, None, how)
-
-    def primary_capsules(self, images: Tensor) -> Tensor:
-        """The stem and the primary capsules: (b, c, h, w) → (b, i, p), as one kernel where the stem is the paper's.
-
-        That kernel does not call the two modules one after the other; inside `kernels.plain()` they are.
-        """
-        conv1, conv2 = self.stem[0] if len(self.stem) == 2 else None, self.primary.conv
-        if not kernels.enabled() or not isinstance(conv1, Conv2d):
-            return self.primary(self.stem(images))
-        weights = (conv1.weight, conv1.bias, conv2.weight, conv2.bias)
-        return self.primary.group(stem_conv2d(images, *weights, conv1.stride[0], conv2.stride[0]))
 
     def reconstruct(self, poses: Tensor, classes: Tensor) -> Tensor | None:
         """Decode the pose of each chosen class by itself, all others masked to zero.
