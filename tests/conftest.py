@@ -3,8 +3,26 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
+import pytest
 from hypothesis import settings
+
+from capsnet import data
+from capsnet.cli import main
 
 settings.register_profile("capsnet", deadline=None, derandomize="CI" in os.environ, max_examples=60)
 settings.load_profile("capsnet")
+
+
+@pytest.fixture(scope="session")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A short real training on MNIST, shared by everything that needs a model."""
+    folder = tmp_path_factory.mktemp("runs") / "demo"
+    assert main(["train", "--epochs", "1", "--batch-size", "250", "--lr", "0.003", "--out", str(folder)]) == 0
+    return folder
+
+
+@pytest.fixture(scope="session")
+def digits() -> data.Dataset:
+    return data.load("mnist").test

@@ -10,28 +10,15 @@ import sys
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image
 
 from capsnet import checkpoint, data
 from capsnet.cli import VERBS, main
+from pictures import photo_of, write_folder
 
 Capture = pytest.CaptureFixture[str]
-
-
-@pytest.fixture(scope="session")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A short real training on MNIST, shared by everything that needs a model."""
-    folder = tmp_path_factory.mktemp("runs") / "demo"
-    assert main(["train", "--epochs", "1", "--batch-size", "250", "--lr", "0.003", "--out", str(folder)]) == 0
-    return folder
-
-
-@pytest.fixture(scope="session")
-def digits() -> data.Dataset:
-    return data.load("mnist").test
 
 
 def fails(capsys: Capture, words: list[str], *expected: str) -> None:
@@ -45,15 +32,6 @@ def fails(capsys: Capture, words: list[str], *expected: str) -> None:
     assert "Traceback" not in error
     for text in expected:
         assert text in " ".join(error.split()), error
-
-
-def photo_of(digit: np.ndarray, path: Path) -> Path:
-    """A digit as dark ink on light paper, large and off centre, as a camera might give it."""
-    ink = np.kron(digit.astype(float), np.ones((9, 9)))
-    paper = np.full((420, 380), 225.0) + np.linspace(-20, 20, 380)
-    paper[100 : 100 + ink.shape[0], 20 : 20 + ink.shape[1]] -= ink * 0.7
-    Image.fromarray(paper.clip(0, 255).astype(np.uint8)).save(path)
-    return path
 
 
 # ------------------------------------------------------------------------------------------------------- help
@@ -269,19 +247,6 @@ def test_a_checkpoint_with_nan_or_of_another_shape_is_refused(run: Path, tmp_pat
 
 
 # -------------------------------------------------------------------------------------------------- own images
-
-
-def write_folder(root: Path, classes: tuple[str, ...], n: int = 24) -> Path:
-    """Red and green squares, in colour and of mixed sizes: a set that two epochs can learn."""
-    draw = np.random.default_rng(0)
-    for number, name in enumerate(classes):
-        (root / name).mkdir(parents=True)
-        for index in range(n):
-            side = 20 + index % 5
-            pixels = draw.integers(0, 60, (side, side, 3), dtype=np.uint8)
-            pixels[5:15, 5:15, number % 3] = 230
-            Image.fromarray(pixels).save(root / name / f"{index:03d}.png")
-    return root
 
 
 def test_a_folder_of_images_is_trained_on_and_one_unreadable_file_is_named(tmp_path: Path, capsys: Capture) -> None:

@@ -27,6 +27,7 @@ Large images are cut into tiles, which count as images. `best_tile` weighs all t
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import lru_cache
 from math import inf, prod
@@ -244,7 +245,12 @@ best_tile._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 @lru_cache(maxsize=1)
 def has_bf16() -> bool:
-    """Whether the processor multiplies bfloat16 in hardware."""
+    """Whether the processor multiplies bfloat16 in hardware, or is told to act as one by CAPSNET_EMULATE_BF16=1.
+
+    Emulated it is slow, but gives the numbers that a processor with bfloat16 gives.
+    """
+    if os.environ.get("CAPSNET_EMULATE_BF16") == "1":
+        return True
     return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
 
 
