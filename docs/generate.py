@@ -121,6 +121,18 @@ def breakdown() -> str:
     )
 
 
+def quick() -> str:
+    """What the fast path means for the quick preset's epoch."""
+    result = read("bench-quick")
+    steps = 60_000 // result["batch"]
+    epoch = {side: steps * seconds["median"] for side, seconds in result["train_seconds"].items()}
+    rows = [
+        ("plain", f"{1e3 * result['train_seconds']['plain']['median']:.0f} ms", f"{epoch['plain']:.0f} s"),
+        ("fast", f"{1e3 * result['train_seconds']['fast']['median']:.0f} ms", f"{epoch['fast']:.0f} s"),
+    ]
+    return table(["`quick`", "a step of 128 images", f"an epoch, {steps} steps"], rows)
+
+
 def sweep() -> str:
     """How cost grows, one quantity at a time."""
     rows = []
@@ -141,14 +153,23 @@ def precision() -> str:
     return table(["precision", "validation error of each seed, %", "mean ± std, %"], rows)
 
 
+def tried() -> str:
+    """What did not help, as it was written down."""
+    notes = read("tried")
+    rows = [(row["what"], row["measured"], row["why_not"]) for row in notes["tried"]]
+    return f"{notes['note']}\n\n{table(['what', 'measured', 'why it is not here'], rows)}"
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "summary": summary,
     "demo": demo,
     "bench": lambda: bench("bench"),
     "bench-36": lambda: bench("bench-36"),
     "breakdown": breakdown,
+    "quick": quick,
     "sweep": sweep,
     "precision": precision,
+    "tried": tried,
 }
 
 

@@ -10,12 +10,16 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
 
 from capsnet import checkpoint, data
 from capsnet.cli import VERBS, main
+from capsnet.cli.use import training_config
+from capsnet.config import CapsNetConfig
+from capsnet.models.registry import build
 from pictures import photo_of, write_folder
 
 Capture = pytest.CaptureFixture[str]
@@ -184,16 +188,35 @@ def test_bad_images_are_named_and_the_good_ones_predicted(
     (tmp_path / "half.png").write_bytes(good.read_bytes()[: len(good.read_bytes()) // 2])
     (tmp_path / "text.png").write_text("not an image")
     (tmp_path / "empty.png").write_bytes(b"")
-    Image.new("L", (20_001, 2)).save(tmp_path / "wide.png")
-    bad = [tmp_path / name for name in ("half.png", "text.png", "empty.png", "wide.png", "missing.png")]
+    Image.new("L", (20_000, 2)).save(tmp_path / "wide.png")
+    Image.new("L", (90, 90), 255).save(tmp_path / "blank.png")
+    names = ("half.png", "text.png", "empty.png", "wide.png", "missing.png", "blank.png")
+    bad = [tmp_path / name for name in names]
     assert main(["predict", str(run), *map(str, bad), str(good), "--json"]) == 2
     shown = capsys.readouterr()
     record = json.loads(shown.out)
     assert [Path(p["file"]).name for p in record["predictions"]] == ["good.png"]
-    assert len(record["errors"]) == 5
+    assert len(record["errors"]) == len(bad)
     for path, line in zip(bad, record["errors"], strict=True):
         assert path.name in line
     assert "Traceback" not in shown.err
+
+
+def test_a_file_may_be_called_anything(run: Path, digits: data.Dataset, tmp_path: Path, capsys: Capture) -> None:
+    (tmp_path / "m[").mkdir()
+    names = [photo_of(digits.images[0, 0].numpy(), tmp_path / name) for name in ("m[/b].png", "img[a].png")]
+    assert main(["predict", str(run), *map(str, names)]) == 0
+    shown = capsys.readouterr().out.replace("\n", "")
+    assert "m[/b].png" in shown
+    assert "img[a].png" in shown
+
+
+def test_no_class_can_be_named_nor_several_of_data_that_have_one(run: Path, capsys: Capture) -> None:
+    for top in ("0", "-1"):
+        fails(capsys, ["predict", run, "x.png", "--top", top], "at least 1", top)
+        fails(capsys, ["evaluate", run, "--top", top], "at least 1", top)
+    fails(capsys, ["predict", run, "x.png", "--top", "2", "--threshold", "0.5"], "choose one")
+    fails(capsys, ["evaluate", run, "--top", "2"], "mnist has one", "leave it out")
 
 
 def test_an_empty_folder_and_no_image_at_all_are_said(run: Path, tmp_path: Path, capsys: Capture) -> None:
@@ -210,7 +233,8 @@ def test_reconstruct_paints_test_images_and_photos(
 ) -> None:
     out = tmp_path / "picture.png"
     assert main(["reconstruct", str(run), "--what", what, "--class", "5", "--out", str(out)]) == 0
-    assert min(Image.open(out).size) > 100
+    with Image.open(out) as picture:
+        assert min(picture.size) > 100
     fails(capsys, ["reconstruct", run, "--what", what, "--out", out], "exists already", "--force")
     photo = photo_of(digits.images[0, 0].numpy(), tmp_path / "photo.png")
     assert main(["reconstruct", str(run), str(photo), "--what", what, "--out", str(tmp_path / "p.svg")]) == 0
@@ -220,6 +244,41 @@ def test_reconstruct_paints_test_images_and_photos(
 def test_reconstruct_refuses_an_unknown_class_or_kind_of_picture(run: Path, tmp_path: Path, capsys: Capture) -> None:
     fails(capsys, ["reconstruct", run, "--class", "x"], "there is no class 'x'")
     fails(capsys, ["reconstruct", run, "--out", tmp_path / "a.bmp"], "neither .png nor .svg")
+    fails(capsys, ["reconstruct", run, "--out", "/proc/a.png"], "could not write", "Choose a place")
+
+
+def test_the_class_to_decode_is_the_one_that_was_asked_for(
+    run: Path, digits: data.Dataset, tmp_path: Path, capsys: Capture
+) -> None:
+    photo = photo_of(digits.images[0, 0].numpy(), tmp_path / "seven.png")
+    for name, more in (("longest", []), ("seven", ["--class", "7"]), ("three", ["--class", "3"])):
+        assert main(["reconstruct", str(run), str(photo), "--out", str(tmp_path / f"{name}.png"), *more]) == 0
+    longest, seven, three = (painted_tile(tmp_path / f"{name}.png") for name in ("longest", "seven", "three"))
+    assert (longest == seven).all()
+    assert not (seven == three).all()
+
+
+def painted_tile(path: Path) -> np.ndarray:
+    """The pixels of a sheet below its heading, which says whose pose was painted."""
+    with Image.open(path) as picture:
+        return np.asarray(picture)[110:-60]
+
+
+def test_tweaks_are_painted_from_one_image_and_a_class_needs_one(
+    run: Path, digits: data.Dataset, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    photos = [photo_of(digits.images[k, 0].numpy(), tmp_path / f"{k}.png") for k in range(2)]
+    fails(capsys, ["reconstruct", run, *photos, "--what", "tweaks"], "from one image and 2 came")
+    without_fives = digits.subset((digits.labels != 5).nonzero()[:, 0])
+    monkeypatch.setattr("capsnet.cli.use.splits_for", lambda *_: data.Splits(digits, digits, without_fives))
+    fails(capsys, ["reconstruct", run, "--class", "5", "--out", tmp_path / "a.png"], "no test image of 5")
+
+
+def test_without_matplotlib_reconstruct_says_what_to_install(
+    run: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    fails(capsys, ["reconstruct", run], "pip install 'capsnet[train]'")
 
 
 # --------------------------------------------------------------------------------------------------- checkpoints
@@ -246,6 +305,18 @@ def test_a_checkpoint_with_nan_or_of_another_shape_is_refused(run: Path, tmp_pat
     fails(capsys, ["evaluate", tmp_path / "cut.safetensors"], name, "(5, 10, 16, 8)")
 
 
+@pytest.mark.parametrize("birth", [None, "x", {"config": 3}, {}])
+def test_a_damaged_birth_certificate_shows_no_traceback(
+    run: Path, tmp_path: Path, capsys: Capture, birth: object
+) -> None:
+    tensors, record = checkpoint.read_tensors(run / "model.safetensors")
+    path = tmp_path / "strange.safetensors"
+    checkpoint.write_tensors(path, tensors, {**record, "certificate": birth})
+    assert training_config(str(path)) is None
+    if isinstance(birth, dict):
+        fails(capsys, ["evaluate", path], "does not say what it was trained on", "--data")
+
+
 # -------------------------------------------------------------------------------------------------- own images
 
 
@@ -262,7 +333,52 @@ def test_a_folder_of_images_is_trained_on_and_one_unreadable_file_is_named(tmp_p
     assert json.loads(capsys.readouterr().out)["errors"] == 0
     assert main(["predict", str(out), str(root / "green" / "000.png"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["predictions"][0]["label"] == "green"
-    fails(capsys, ["evaluate", out, "--data", "mnist"], "the model")
+    fails(capsys, ["evaluate", out, "--data", "mnist"], "only the model knows green, red", "mnist has 0, 1, 2, …")
+    other = write_folder(tmp_path / "other", ("ant", "zebra"))
+    fails(capsys, ["evaluate", out, "--data", f"folder:{other}"], "only the model knows green, red", "ant, zebra")
+
+
+def test_a_grey_model_of_oblong_images_is_evaluated_on_any_folder_in_any_order(tmp_path: Path, capsys: Capture) -> None:
+    """The names of classes count and not their order; images are made as the model takes them."""
+    sizes = {"stem_channels": (4,), "primary_types": 2, "primary_dim": 4, "class_dim": 4, "decoder": ()}
+    model = build(CapsNetConfig((1, 20, 26), 2, **sizes))  # type: ignore[arg-type]
+    model.classes = ("red", "green")
+    checkpoint.save_model(tmp_path / "m.safetensors", model, {})
+    root = write_folder(tmp_path / "photos", ("red", "green"))
+    assert main(["evaluate", str(tmp_path / "m.safetensors"), "--data", f"folder:{root}", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    test = data.load(f"folder:{root}", image_size=(20, 26), channels=1).test
+    assert test.classes == ("green", "red")
+    assert found["errors"] == int((model.predict(test.images).labels != 1 - test.labels).sum())
+    swapped = {name: found["error_percent_by_class"][name] for name in test.classes}
+    model.classes = ("green", "red")
+    checkpoint.save_model(tmp_path / "n.safetensors", model, {})
+    assert main(["evaluate", str(tmp_path / "n.safetensors"), "--data", f"folder:{root}", "--json"]) == 0
+    straight = json.loads(capsys.readouterr().out)["error_percent_by_class"]
+    assert {name: 100 - error for name, error in straight.items()} == pytest.approx(swapped)
+
+
+def test_a_table_of_several_labels_is_trained_on_and_all_that_are_there_are_named(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    root = write_folder(tmp_path / "p", ("red", "green"), n=12)
+    rows = [
+        f"p/{name}/{k:03d}.png,{name};{'even' if k % 2 == 0 else ''}" for name in ("red", "green") for k in range(12)
+    ]
+    (tmp_path / "t.csv").write_text("\n".join(["file,labels", *rows]))
+    words = ["train", "--data", f"csv:{tmp_path / 't.csv'}", "--image-size", "20", "--epochs", "1"]
+    assert main([*words, "--batch-size", "4", "--no-tensorboard", "--out", str(tmp_path / "run")]) == 0
+    capsys.readouterr()
+    image = str(root / "red" / "000.png")
+    assert main(["predict", str(tmp_path / "run"), image, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["predictions"][0]
+    assert set(found["labels"]) == {name for name, length in found["lengths"].items() if length >= 0.5}
+    assert main(["predict", str(tmp_path / "run"), image, "--threshold", "0", "--json"]) == 0
+    assert set(json.loads(capsys.readouterr().out)["predictions"][0]["labels"]) == {"red", "green", "even"}
+    assert main(["predict", str(tmp_path / "run"), image, "--top", "2", "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["predictions"][0]["labels"]) == 2
+    assert main(["evaluate", str(tmp_path / "run"), "--top", "2", "--json"]) == 0
+    assert "per_label_error_percent" in json.loads(capsys.readouterr().out)
 
 
 def test_a_folder_with_one_class_or_no_images_or_none_at_all_is_refused(tmp_path: Path, capsys: Capture) -> None:
@@ -281,7 +397,11 @@ def test_a_folder_with_one_class_or_no_images_or_none_at_all_is_refused(tmp_path
 def test_data_lists_and_verifies(digits: data.Dataset, capsys: Capture) -> None:
     assert main(["data", "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)["data"]
-    assert next(row for row in listed if row["name"] == "mnist")["cached"]
+    cached = {row["name"]: row["cached"] for row in listed}
+    assert cached["mnist"]
+    assert cached["folder:PATH"] is None
+    assert main(["data", "list", "mnist", "--json"]) == 0
+    assert [row["name"] for row in json.loads(capsys.readouterr().out)["data"]] == ["mnist"]
     assert main(["data", "verify", "mnist", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["data"] == [{"name": "mnist", "good": True, "state": "good"}]
     fails(capsys, ["data", "fetch"], "fetch which data set")

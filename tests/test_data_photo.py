@@ -132,9 +132,13 @@ def test_pictures_that_cannot_be_read_are_named(tmp_path: Path, monkeypatch: pyt
         read_image(path)
     with pytest.raises(UserError, match="the picture"):
         read_image(io.BytesIO(b""))
-    Image.new("L", (20001, 1)).save(path)
-    with pytest.raises(UserError, match=r"20001×1"):
+    with pytest.raises(UserError, match="stdin is not a picture"):
+        read_image(io.BytesIO(b""), "stdin")
+    Image.new("L", (20_000, 1)).save(path)
+    with pytest.raises(UserError, match=r"20000×1 pixels, and fewer than 20,000"):
         read_image(path)
+    Image.new("L", (19_999, 1)).save(path)
+    assert read_image(path).width == 19_999
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
     for side in (12, 40):  # above Pillow's limit it warns, above twice the limit it raises
         Image.new("L", (side, side)).save(path)

@@ -106,6 +106,15 @@ def test_half_precision_does_not_overflow_where_its_square_would() -> None:
     torch.testing.assert_close(v, torch.tensor([0.6, 0.8], dtype=torch.float16), rtol=2e-3, atol=0)
 
 
+def test_squash_holds_up_to_lengths_of_1e19() -> None:
+    s = torch.full((4,), 5e18, requires_grad=True)
+    v = squash(s)
+    torch.testing.assert_close(v, torch.full((4,), 0.5))
+    v.sum().backward()
+    assert s.grad is not None
+    assert s.grad.isfinite().all()
+
+
 @pytest.mark.parametrize("shared", [1, 2, 3, 6])
 def test_votes_are_equation_2_with_shared_transformations_taken_in_turn(shared: int) -> None:
     u, W = normal(2, 2, 6, 3), normal(3, shared, 4, 5, 3)

@@ -6,6 +6,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -13,11 +14,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from capsnet import kernels
+from capsnet.errors import UserError
 from capsnet.kernels import convolution, stem
 from capsnet.kernels.allocator import keep_memory
-from capsnet.kernels.bilinear import algorithm, phase_sizes
+from capsnet.kernels.bilinear import algorithm, multiply, phase_sizes
 from capsnet.kernels.convolution import best_tile, conv2d
-from capsnet.kernels.stem import stem_conv2d
+from capsnet.kernels.stem import stem_conv2d, stem_pays
 
 
 @pytest.fixture
@@ -42,24 +44,35 @@ def relative(got: Tensor, expected: Tensor) -> float:
     return ((got - expected).abs().max() / expected.abs().max()).item()
 
 
-def was_fast(y: Tensor) -> bool:
-    """Whether y came from one of our operators, or from a compiled graph, which does not show what it did."""
-    nodes = [y.grad_fn]
-    while nodes:
-        node = nodes.pop()
-        if node is not None and ("bilinear" in node.name() or "Compiled" in node.name()):
-            return True
-        nodes += [] if node is None or "Convolution" in node.name() else [n for n, _ in node.next_functions]
-    return False
+def compute(function: Callable[[], Tensor]) -> tuple[Tensor, bool]:
+    """The result, and whether one of our operators computed it, compiled or not."""
+    taken: list[None] = []
+
+    def noticed(*arguments: Any) -> Any:
+        taken.append(None)
+        return multiply(*arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (convolution, stem):
+            patch.setattr(module, "multiply", noticed)
+        return function(), bool(taken)
+
+
+def was_fast(function: Callable[[], Tensor]) -> bool:
+    return compute(function)[1]
 
 
 def agree(
-    fast: Callable[..., Tensor], plain: Callable[..., Tensor], inputs: list[Tensor | None], tolerance: float = 1e-5
+    fast: Callable[..., Tensor],
+    plain: Callable[..., Tensor],
+    inputs: list[Tensor | None],
+    tolerance: float = 1e-5,
+    ours: bool = True,
 ) -> None:
-    """Values and every gradient, against double precision."""
+    """Values and every gradient, against double precision, computed by our operators or, if not ours, by PyTorch."""
     exact = [t if t is None else t.detach().double().requires_grad_(t.requires_grad) for t in inputs]
-    y, expected = fast(*inputs), plain(*exact)
-    assert was_fast(y)
+    (y, taken), expected = compute(lambda: fast(*inputs)), plain(*exact)
+    assert taken == ours
     assert y.shape == expected.shape
     assert relative(y, expected) < tolerance
     grad = torch.randn(expected.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
@@ -155,13 +168,13 @@ def test_the_fused_stem_is_two_convolutions_with_a_relu_between(
 
 def test_batch_one_and_doubles_and_plain_go_to_pytorch() -> None:
     x, weight, bias = torch.rand(1, 256, 20, 20), torch.randn(256, 256, 9, 9, requires_grad=True), torch.zeros(256)
-    assert not was_fast(conv2d(x, weight, bias, 2))
+    assert not was_fast(lambda: conv2d(x, weight, bias, 2))
     many = x.expand(32, -1, -1, -1)
     small = weight[:64].detach().requires_grad_()
-    assert was_fast(conv2d(many, small, None, 2))
-    assert not was_fast(conv2d(many.double(), small.double(), None, 2))
+    assert was_fast(lambda: conv2d(many, small, None, 2))
+    assert not was_fast(lambda: conv2d(many.double(), small.double(), None, 2))
     with kernels.plain():
-        assert not was_fast(conv2d(many, small, None, 2))
+        assert not was_fast(lambda: conv2d(many, small, None, 2))
 
 
 def test_double_precision_keeps_its_precision(always_fast: None) -> None:
@@ -176,8 +189,8 @@ def test_a_wrong_number_of_channels_is_refused_as_pytorch_refuses_it(always_fast
 
 def test_compilation_sees_one_graph_whatever_the_batch() -> None:
     compiled = torch.compile(lambda *a: conv2d(*a, stride=2), fullgraph=True, backend="aot_eager")
-    for b in (32, 16, 1):
-        agree(compiled, lambda *a: F.conv2d(*a, stride=2), tensors(b, 64, 64, 20, 20, 9, 9))
+    for b, ours in ((32, True), (48, True), (1, False)):
+        agree(compiled, lambda *a: F.conv2d(*a, stride=2), tensors(b, 64, 64, 20, 20, 9, 9), ours=ours)
 
 
 def test_the_compiled_stem_is_one_graph_too(always_fast: None) -> None:
@@ -214,6 +227,43 @@ def test_the_operators_keep_pytorchs_rules_for_operators() -> None:
     torch.library.opcheck(convolution._conv, (x, weight, bias, 2, [3, 2], False, True))
     _, weight2, bias2 = tensors(2, 4, 4, 9, 9, 3, 3)
     torch.library.opcheck(stem._stem, (x, weight, bias, weight2, bias2, [1, 2], False, True))
+
+
+def test_a_second_derivative_is_refused_with_the_way_to_get_it(always_fast: None) -> None:
+    x, weight1, bias1 = tensors(2, 3, 4, 9, 9, 5, 5)
+    _, weight2, bias2 = tensors(2, 4, 4, 9, 9, 3, 3)
+    for y in (conv2d(x, weight1, bias1), stem_conv2d(x, weight1, bias1, weight2, bias2)):
+        (slope,) = torch.autograd.grad(y.square().sum(), weight1, create_graph=True)
+        with pytest.raises(UserError, match=r"kernels\.plain\(\)"):
+            slope.square().sum().backward()
+    with kernels.plain():
+        (slope,) = torch.autograd.grad(conv2d(x, weight1, bias1).square().sum(), weight1, create_graph=True)
+        assert torch.autograd.grad(slope.square().sum(), weight1)[0].isfinite().all()
+
+
+def test_the_default_dtype_is_of_no_consequence(always_fast: None) -> None:
+    inputs = tensors(2, 3, 4, 12, 12, 5, 5)
+    torch.set_default_dtype(torch.float64)
+    try:
+        grads = torch.autograd.grad(conv2d(*inputs, 2).sum(), inputs)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert {g.dtype for g in grads} == {torch.float32}
+
+
+def test_the_fused_stem_pays_for_the_papers_network_and_leaves_errors_to_pytorch() -> None:
+    x, weight1, weight2 = torch.empty(32, 1, 28, 28), torch.empty(256, 1, 9, 9), torch.empty(256, 256, 9, 9)
+    assert stem_pays(x, weight1, weight2)
+    assert not stem_pays(x[:1], weight1, weight2)
+    assert not stem_pays(x.expand(-1, 3, -1, -1), weight1, weight2)
+    with kernels.plain():
+        assert not stem_pays(x, weight1, weight2)
+
+
+def test_a_pytorch_that_tells_nothing_of_bfloat16_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "cpu", object())
+    monkeypatch.delenv("CAPSNET_EMULATE_BF16", raising=False)
+    assert convolution.has_bf16.__wrapped__() is False
 
 
 def test_without_hardware_bfloat16_is_computed_in_float32(always_fast: None, monkeypatch: pytest.MonkeyPatch) -> None:

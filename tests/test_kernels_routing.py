@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
+from capsnet.errors import UserError
 from capsnet.functional import squash
 from capsnet.kernels import routing, threads
 from capsnet.kernels.routing_torch import OwnVotes, SharedVotes
@@ -236,7 +239,7 @@ def test_autocast_and_half_precision_are_computed_in_float32() -> None:
     torch.testing.assert_close(came, reference(*(x.float() for x in half), 3))
 
 
-def test_without_numba_everything_still_works(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_numba_everything_still_works_and_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("numba", "capsnet.kernels.lanes", "capsnet.kernels.routing_numba"):
         monkeypatch.delitem(sys.modules, module, raising=False)
     monkeypatch.setitem(sys.modules, "numba", None)
@@ -248,6 +251,95 @@ def test_without_numba_everything_still_works(monkeypatch: pytest.MonkeyPatch) -
         assert max(error(x, y) for x, y in zip(came, expected, strict=True)) < 1e-5
     finally:
         routing._fused.cache_clear()
+
+
+@pytest.fixture
+def untried() -> Iterator[None]:
+    """As if the compiled loops had never been asked for."""
+    routing._fused.cache_clear()
+    yield
+    routing._fused.cache_clear()
+
+
+@pytest.mark.parametrize("broken", ["_regroup", "_route", "_pull", "_finish"])
+def test_a_numba_that_does_not_work_is_said_once_and_done_without(
+    broken: str, untried: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("numba")
+
+    def fail(*arguments: object) -> None:
+        raise TypeError("no vectors here")
+
+    monkeypatch.setattr(f"capsnet.kernels.routing_numba.{broken}", fail)
+    inputs = problem(20, 12, 12, 8, 4, 8)
+    with pytest.warns(RuntimeWarning, match=r"Numba is installed but does not work here.*no vectors here"):
+        came = gradients(routing.dynamic_routing, inputs, 3)
+    again = gradients(routing.dynamic_routing, inputs, 3)  # a second warning would be an error
+    for others in (again, gradients(reference, inputs, 3)):
+        assert max(error(x, y) for x, y in zip(came, others, strict=True)) < 1e-5
+
+
+def test_the_default_dtype_is_of_no_consequence(untried: None) -> None:
+    pytest.importorskip("numba")
+    inputs = problem(20, 12, 12, 8, 4, 8)
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert type(routing.choose(inputs[0], inputs[1], False)).__name__ == "FusedVotes"
+        v = routing.dynamic_routing(*inputs, 3)
+        came = [v.detach(), *torch.autograd.grad(v.sum(), inputs)]
+    finally:
+        torch.set_default_dtype(torch.float32)
+    expected = reference(*inputs, 3)
+    for x, y in zip(came, [expected, *torch.autograd.grad(expected.sum(), inputs)], strict=True):
+        assert x.dtype == torch.float32
+        assert error(x, y.detach()) < 1e-5
+
+
+JOB = """
+import numpy as np
+from lanes import LANES, compiled, exp, load, store
+
+@compiled
+def job(x, y):
+    store(y, 0, exp(load(x, 0)))
+
+x, y = np.zeros(LANES, np.float32), np.zeros(LANES, np.float32)
+job(x, y)
+print(y[0], *job.stats.cache_hits.values())
+"""
+
+
+def test_loops_compiled_before_a_change_of_what_they_inline_are_not_used_after_it(tmp_path: Path) -> None:
+    pytest.importorskip("numba")
+    lanes, job = tmp_path / "lanes.py", tmp_path / "job.py"
+    source = (Path(routing.__file__).parent / "lanes.py").read_text()
+    changed = source.replace("return y * power_of_two(shifted)", "return y + y")
+    assert changed != source
+    job.write_text(JOB)
+    said = []
+    for text in (source, source, changed):
+        lanes.write_text(text)
+        result = subprocess.run([sys.executable, job], capture_output=True, text=True, check=True)
+        said.append(result.stdout.split())
+    assert said == [["1.0"], ["1.0", "1"], ["2.0"]]
+
+
+def test_a_second_derivative_is_refused_with_the_way_to_get_it(way: str) -> None:
+    inputs = problem(6, 12, 12, 8, 4, 8)
+    (slope,) = torch.autograd.grad(routing.dynamic_routing(*inputs, 3).sum(), inputs[1], create_graph=True)
+    with pytest.raises(UserError, match=r"routing can be differentiated once.*kernels\.plain\(\)"):
+        slope.square().sum().backward()
+
+
+@pytest.mark.parametrize("n", [1152, 32])
+def test_other_devices_take_the_plain_form_until_the_votes_are_too_large(n: int) -> None:
+    W = torch.empty(n, 10, 16, 8, device="meta")
+    assert not routing.worth_it(torch.empty(128, 1152, 8, device="meta"), W)
+    assert routing.worth_it(torch.empty(2000, 1152, 8, device="meta"), W)
+
+
+def test_votes_too_large_to_hold_are_not_formed_for_however_few_examples() -> None:
+    assert routing.worth_it(torch.empty(2, 2**16, 8), torch.empty(2**16, 100, 32, 1, device="meta"))
 
 
 def test_the_way_is_chosen_by_shape_and_dtype() -> None:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils import prune
 
 from capsnet.errors import UserError
 from capsnet.functional import squash
+from capsnet.kernels.stem import stem_conv2d
 from capsnet.layers import Conv2d, Decoder, DenseCaps, PrimaryCaps
 from capsnet.models import create_model
 from capsnet.routing import dynamic_routing
@@ -223,6 +227,72 @@ def test_the_names_of_the_weights_never_change() -> None:
     }
 
 
+# --- The convolution before the primary capsules, in one kernel with theirs ----------------------------------------
+
+
+def stem_and_primary() -> tuple[nn.Sequential, PrimaryCaps, Tensor]:
+    """Sizes for which the kernel is taken."""
+    torch.manual_seed(0)
+    primary = PrimaryCaps(128, types=16, dim=8)
+    return nn.Sequential(Conv2d(1, 128, 9), nn.ReLU(inplace=True)), primary, torch.rand(32, 1, 28, 28)
+
+
+@pytest.fixture
+def fused(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The batch sizes for which the kernel was taken."""
+    taken: list[int] = []
+
+    def noticed(x: Tensor, *rest: Any) -> Tensor:
+        taken.append(len(x))
+        return stem_conv2d(x, *rest)
+
+    monkeypatch.setattr("capsnet.layers.stem_conv2d", noticed)
+    return taken
+
+
+def test_one_kernel_for_both_convolutions_changes_nothing(fused: list[int]) -> None:
+    stem, primary, images = stem_and_primary()
+    torch.testing.assert_close(primary.after(stem, images), primary(stem(images)), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(primary.after(stem, images[:1]), primary(stem(images[:1])))
+    assert fused == [32]
+
+
+def test_pruned_weights_stay_pruned(fused: list[int]) -> None:
+    """Pruning masks the weight anew in a hook, before each call."""
+    for name in ("conv1", "conv2"):
+        stem, primary, images = stem_and_primary()
+        conv = stem[0] if name == "conv1" else primary.conv
+        prune.random_unstructured(conv, "weight", amount=0.5)
+        with torch.no_grad():
+            conv.weight_orig += 0.1  # type: ignore[operator]
+        v = primary.after(stem, images)
+        torch.testing.assert_close(v, primary(stem(images)))
+    assert not fused
+
+
+@pytest.mark.parametrize("b", [32, 1])
+@pytest.mark.parametrize("kind", ["forward_pre", "forward", "full_backward_pre", "full_backward"])
+def test_every_hook_fires(kind: str, b: int) -> None:
+    for k in range(5):
+        stem, primary, images = stem_and_primary()
+        stem[1] = nn.ReLU()  # PyTorch refuses backward hooks before an operation in place
+        fired: list[int] = []
+        module = (stem, stem[0], stem[1], primary, primary.conv)[k]
+        getattr(module, f"register_{kind}_hook")(lambda *_, k=k, fired=fired: fired.append(k))
+        primary.after(stem, images[:b].requires_grad_()).sum().backward()
+        assert fired == [k]
+
+
+def test_a_convolution_of_ones_own_is_called() -> None:
+    class Doubled(Conv2d):
+        def forward(self, x: Tensor) -> Tensor:
+            return 2 * super().forward(x)
+
+    stem, primary, images = stem_and_primary()
+    primary.conv = Doubled(128, 128, 9, 2)
+    torch.testing.assert_close(primary.after(stem, images), primary(stem(images)))
+
+
 # --- Initial weights ---------------------------------------------------------------------------------------------
 
 
@@ -285,3 +355,10 @@ def test_sharing_over_types_that_do_not_divide_the_capsules_is_refused() -> None
 def test_an_unknown_routing_algorithm_is_refused_when_the_layer_is_made() -> None:
     with pytest.raises(UserError, match=r"no routing algorithm 'magic'.*dynamic"):
         DenseCaps(10, 8, 10, 16, routing="magic")
+
+
+@pytest.mark.parametrize("layer", [lambda **k: PrimaryCaps(3, **k), lambda **k: DenseCaps(10, 8, 10, 16, **k),
+                                   lambda **k: Decoder(10, 16, (1, 4, 4), **k)])  # fmt: skip
+def test_an_unknown_initialisation_is_refused(layer: Callable[..., nn.Module]) -> None:
+    with pytest.raises(UserError, match=r"no initialisation 'offical'; did you mean 'official'\?"):
+        layer(init="offical")

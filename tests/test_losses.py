@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from capsnet.errors import UserError
 from capsnet.losses import classification_loss, margin_loss, reconstruction_loss
 
 
@@ -66,6 +67,31 @@ def test_the_classification_loss_of_several_labels_is_a_sum_of_sigmoids() -> Non
     logits, targets = torch.tensor([[1.0, -2.0, 0.0]]), torch.tensor([[1.0, 1.0, 0.0]])
     expected = math.log(1 + math.exp(-1)) + math.log(1 + math.exp(2)) + math.log(2)
     assert float(classification_loss(logits, targets, multi_label=True)) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("multi_label", [False, True])
+def test_the_classification_loss_is_computed_in_float32_under_autocast(multi_label: bool) -> None:
+    logits, targets = 5 * torch.randn(8, 10), torch.eye(10)[:8]
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = classification_loss(logits.bfloat16(), targets, multi_label)
+    assert loss.dtype == torch.float32
+    assert loss == classification_loss(logits.bfloat16().float(), targets, multi_label)
+    assert classification_loss(logits.double(), targets.double(), multi_label).dtype == torch.float64
+
+
+def test_an_unknown_reduction_is_refused() -> None:
+    with pytest.raises(UserError, match="no reduction 'mean'; did you mean 'half-mean'"):
+        margin_loss(torch.rand(2, 3), torch.eye(3)[:2], reduction="mean")  # type: ignore[arg-type]
+
+
+def test_shapes_that_would_broadcast_are_refused() -> None:
+    for loss, one, other in (
+        (reconstruction_loss, (4, 1, 8, 8), (4, 8, 8)),
+        (margin_loss, (4, 10), (10,)),
+        (classification_loss, (4, 10), (1, 10)),
+    ):
+        with pytest.raises(UserError, match="needs the same shape"):
+            loss(torch.rand(one), torch.rand(other))
 
 
 @pytest.mark.parametrize("n", [1, 2, 7])

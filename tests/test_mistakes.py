@@ -21,6 +21,7 @@ from capsnet.data import Augment, Batch, Batches, Dataset, Splits, in_order
 from capsnet.errors import UserError
 from capsnet.evaluation import Evaluation, evaluate, name_classes
 from capsnet.functional import one_hot, squash, votes
+from capsnet.kernels import routing as kernel
 from capsnet.layers import DenseCaps, PrimaryCaps
 from capsnet.losses import margin_loss, reconstruction_loss
 from capsnet.models import CapsNet
@@ -49,13 +50,20 @@ def digits(n: int = 23, seed: int = 0) -> Dataset:
     return Dataset(images.to(torch.uint8), labels, ("top", "middle", "bottom"), "rows")
 
 
-def ours(u: Tensor, W: Tensor) -> Tensor:
-    return dynamic_routing(u, W).v
-
-
-def ours_plain(u: Tensor, W: Tensor) -> Tensor:
+def ours_plain(u: Tensor, W: Tensor, iterations: int = 3) -> Tensor:
     with kernels.plain():
-        return dynamic_routing(u, W).v
+        return dynamic_routing(u, W, iterations=iterations).v
+
+
+def ours_fast(u: Tensor, W: Tensor, iterations: int = 3) -> Tensor:
+    """The kernel that large problems get."""
+    return kernel.dynamic_routing(u, W, None, iterations)
+
+
+def ours_fused(u: Tensor, W: Tensor, iterations: int = 3) -> Tensor:
+    """The same in compiled loops, which take batches of at least sixteen: the rest are silent."""
+    padded = torch.cat([u, torch.zeros(16, *u.shape[1:])])
+    return ours_fast(padded, W, iterations)[: len(u)]
 
 
 def routing_with(
@@ -77,7 +85,8 @@ def routing_with(
     return route
 
 
-RIGHT = [ours, ours_plain, routing_with()]
+OURS = [ours_plain, ours_fast, ours_fused]
+RIGHT = [*OURS, routing_with()]
 
 
 def problem() -> tuple[Tensor, Tensor]:
@@ -143,13 +152,17 @@ def guard_every_capsule_is_squashed_by_itself(squashing: Callable[[Tensor], Tens
     torch.testing.assert_close(squashing(s).norm(dim=-1), n**2 / (1 + n**2))
 
 
-def as_a_layer(s: Tensor) -> Tensor:
+def as_a_layer(route: Callable[..., Tensor]) -> Callable[[Tensor], Tensor]:
     """s as the input of upper capsules: each has one lower capsule of its own, which sends everything there."""
-    own = torch.eye(s.shape[1]).unsqueeze(-1).unsqueeze(-1) * torch.eye(s.shape[2])
-    return dynamic_routing(s * s.shape[1], own, iterations=1).v
+
+    def squashing(s: Tensor) -> Tensor:
+        own = torch.eye(s.shape[1]).unsqueeze(-1).unsqueeze(-1) * torch.eye(s.shape[2])
+        return route(s * s.shape[1], own, iterations=1)
+
+    return squashing
 
 
-@pytest.mark.parametrize("squashing", [squash, as_a_layer])
+@pytest.mark.parametrize("squashing", [squash, *map(as_a_layer, OURS)])
 def test_3_squash_works_along_the_pose(squashing: Callable[[Tensor], Tensor]) -> None:
     guard_every_capsule_is_squashed_by_itself(squashing)
 

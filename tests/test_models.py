@@ -294,6 +294,17 @@ def test_predict_names_the_longest_the_two_longest_or_all_that_are_long_enough()
     assert model.predict(images, top=99).labels.shape == (4, 3)
 
 
+@pytest.mark.parametrize("kind", [tiny, lambda: CNN(TINY_CNN)])
+def test_a_multi_label_model_names_all_that_are_there_unless_told_otherwise(kind: Callable) -> None:
+    model, images = kind(), torch.rand(4, 1, 12, 12)
+    assert not model.multi_label
+    model.multi_label = True
+    lengths = model.predict(images).lengths
+    assert torch.equal(model.predict(images).labels, lengths >= 0.5)
+    assert torch.equal(model.predict(images, top=1).labels, lengths.argmax(1))
+    assert torch.equal(model.predict(images, threshold=0.1).labels, lengths >= 0.1)
+
+
 @pytest.mark.parametrize("options", [{"top": 0}, {"batch_size": 0}])
 def test_a_prediction_of_nothing_is_refused(options: dict) -> None:
     with pytest.raises(UserError, match="at least 1"):

@@ -15,6 +15,7 @@ from torch import Tensor
 from capsnet import kernels, routing
 from capsnet.errors import UserError
 from capsnet.functional import lengths, squash, votes
+from capsnet.kernels import routing as kernel
 from capsnet.layers import DenseCaps
 from capsnet.routing import Routed, dynamic_routing
 
@@ -22,11 +23,51 @@ from capsnet.routing import Routed, dynamic_routing
 SIZES = [(1, 1, 1, 1, 1, 1), (2, 6, 3, 4, 5, 6), (3, 12, 10, 2, 4, 3), (2, 8, 2, 1, 3, 1), (1, 5, 7, 3, 1, 5)]
 
 
-@pytest.fixture(params=["plain", "fast"])
+@contextlib.contextmanager
+def taking(path: str) -> Iterator[None]:
+    """One way to compute: the readable one, or a kernel, even for shapes too small for it to pay.
+
+    "torch" are the kernels for any dtype; "fused" are the compiled loops, which leave all but float32 to those.
+    """
+    if path == "plain":
+        with kernels.plain():
+            yield
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernel, "worth_it", lambda u, W: True)
+        fused = None if path == "torch" else kernel._fused()
+        choose = kernel.choose
+        patch.setattr(kernel, "_fused", lambda: None)
+        if fused is not None:
+            patch.setattr(kernel, "choose", lambda u, *rest: (fused if u.dtype == torch.float32 else choose)(u, *rest))
+        yield
+
+
+PATHS = ["plain", "torch", "fused"]
+
+
+@pytest.fixture(params=PATHS)
 def path(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Both ways to compute: the readable one, and whatever kernel is chosen for the shape."""
-    with kernels.plain() if request.param == "plain" else contextlib.nullcontext():
+    if request.param == "fused":
+        pytest.importorskip("numba")
+    with taking(request.param):
         yield request.param
+
+
+def test_the_path_is_really_taken(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[str] = []
+    chosen = kernel.choose
+
+    def choose(*arguments: object) -> object:
+        votes = chosen(*arguments)  # type: ignore[arg-type]
+        taken.append(type(votes).__name__)
+        return votes
+
+    monkeypatch.setattr(kernel, "choose", choose)
+    for n in (6, 3):
+        dynamic_routing(*problem((2, 6, 3, 4, 5, n), torch.float32))
+    expected = {"plain": [], "torch": ["OwnVotes", "SharedVotes"], "fused": ["FusedVotes"] * 2}
+    assert taken == expected[path]
 
 
 def problem(
@@ -204,18 +245,19 @@ def test_an_empty_batch_gives_an_empty_batch(path: str) -> None:
     st.one_of(st.just(0.0), st.floats(-20, 15).map(lambda exponent: 10.0**exponent)),
     st.sampled_from([torch.float32, torch.bfloat16]),
     st.integers(1, 4),
-    st.tuples(st.booleans(), st.booleans(), st.booleans(), st.booleans()),
+    st.sampled_from(PATHS),
+    st.tuples(st.booleans(), st.booleans(), st.booleans()),
     st.integers(0, 2**31 - 1),
 )
 def test_lengths_and_gradients_stay_sane_at_any_magnitude(
     sizes: tuple[int, ...], grid: int, magnitude: float, dtype: torch.dtype, iterations: int,
-    options: tuple[bool, ...], seed: int,
+    path: str, options: tuple[bool, ...], seed: int,
 ) -> None:  # fmt: skip
     b, types, j, p, q = sizes
-    plain, with_bias, leaky, detach = options
+    with_bias, leaky, detach = options
     u, W, bias = problem((b, types * grid, j, p, q, types), seed=seed)
     inputs = [x.to(dtype).requires_grad_() for x in (u * magnitude, W, bias)]
-    with kernels.plain() if plain else contextlib.nullcontext():
+    with taking(path):
         v = dynamic_routing(*inputs[: 2 + with_bias], iterations=iterations, leaky=leaky, detach=detach).v
         lengths(v).sum().backward()
     assert v.isfinite().all()
@@ -270,7 +312,9 @@ def test_the_trace_tells_what_happened(sizes: tuple[int, ...], iterations: int, 
 
 @pytest.mark.parametrize("options", [{}, {"leaky": True}, {"detach": True}, {"iterations": 1}, {"iterations": 5}])
 @pytest.mark.parametrize("sizes", SIZES)
-def test_asking_for_the_trace_changes_neither_output_nor_gradient(sizes: tuple[int, ...], options: dict) -> None:
+def test_asking_for_the_trace_changes_neither_output_nor_gradient(
+    path: str, sizes: tuple[int, ...], options: dict
+) -> None:
     inputs = [x.requires_grad_() for x in problem(sizes)]
     traced, fast = (dynamic_routing(*inputs, **options, trace=trace) for trace in (True, False))
     assert fast.trace is None

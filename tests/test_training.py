@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import functools
 import json
-import math
+import multiprocessing
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
 import torch
 
-from capsnet import checkpoint, training
-from capsnet.config import CapsNetConfig, CNNConfig, Config, get_preset
+import capsnet
+from capsnet import checkpoint, runs, training
+from capsnet.cli import main
+from capsnet.config import CapsNetConfig, CNNConfig, Config, LossConfig, get_preset
 from capsnet.data import Augment, Dataset, Splits
+from capsnet.data.batches import in_order
 from capsnet.errors import UserError
+from capsnet.evaluation import evaluate
+from capsnet.models.registry import build
 
 TINY = CapsNetConfig(
     stem_channels=(4,), stem_kernels=(3,), stem_norm=True, primary_types=2, primary_dim=4, primary_kernel=3,
@@ -38,9 +45,13 @@ def toy_set(n: int, seed: int) -> Dataset:
     return Dataset(images.to(torch.uint8), labels, ("upright", "lying"), "bars")
 
 
+def toy_splits() -> Splits:
+    return Splits(toy_set(48, 0), toy_set(16, 1), toy_set(20, 2))
+
+
 @pytest.fixture
 def toys(monkeypatch: pytest.MonkeyPatch) -> Splits:
-    splits = Splits(toy_set(48, 0), toy_set(16, 1), toy_set(20, 2))
+    splits = toy_splits()
     monkeypatch.setattr(training, "load_data", lambda *_, **__: splits)
     return splits
 
@@ -64,7 +75,7 @@ def test_a_training_learns_and_writes_model_metrics_and_results(toys: Splits, tm
     record = json.loads((tmp_path / "run/results.json").read_text())
     assert record["test"]["n"] == 20
     assert record["certificate"]["config"]["seed"] == 0
-    losses = [r["loss"] for r in training.read_metrics(tmp_path / "run/metrics.jsonl") if r["kind"] == "train"]
+    losses = [r["loss"] for r in runs.read_metrics(tmp_path / "run") if r["kind"] == "train"]
     assert losses[-1] < losses[0]
     assert not (tmp_path / "run" / checkpoint.STATE_FILE).exists()
 
@@ -83,8 +94,10 @@ def test_a_seed_fixes_every_weight_and_another_seed_does_not(toys: Splits, tmp_p
         {"patience": 1, "epochs": 6, "schedule": "exponential"},
         {"model": CNNConfig(channels=(4,), kernels=(3,), pool=(2,), hidden=(8,))},
         {"precision": "bf16"},
+        {"loss": LossConfig(reconstruction=0)},
+        {"average": 0.9, "patience": 3},
     ],
-    ids=["averaged", "early-stop", "dropout", "bf16"],
+    ids=["averaged", "early-stop", "dropout", "bf16", "decoder-off", "averaged-early-stop"],
 )
 def test_stopping_after_any_step_and_resuming_gives_bit_identical_weights(
     toys: Splits, tmp_path: Path, changes: dict[str, object]
@@ -95,13 +108,14 @@ def test_stopping_after_any_step_and_resuming_gives_bit_identical_weights(
     for step in (1, 5, 7):
         with pytest.raises(KeyboardInterrupt):
             training.loop(run, [], lambda run=run, step=step: run.step >= step)
+        run.lock.release()
         run = training.resume(tmp_path / "parts")
         assert run.step == step
     training.train(run)
     assert same(weights(tmp_path / "whole"), weights(tmp_path / "parts"))
 
     def without_time(name: str) -> list[dict]:
-        records = training.read_metrics(tmp_path / name / "metrics.jsonl")
+        records = runs.read_metrics(tmp_path / name)
         return [{k: v for k, v in r.items() if k not in ("seconds", "images_per_second")} for r in records]
 
     assert without_time("whole") == without_time("parts")
@@ -121,7 +135,7 @@ def test_early_stopping_keeps_the_weights_of_the_best_epoch(toys: Splits, tmp_pa
     run = training.start(toy_config(patience=1, epochs=3), tmp_path / "run")
     training.train(run)
     best = min(
-        (r for r in training.read_metrics(tmp_path / "run/metrics.jsonl") if r["kind"] == "epoch"),
+        (r for r in runs.read_metrics(tmp_path / "run") if r["kind"] == "epoch"),
         key=lambda r: r["validation_error_percent"],
     )
     assert run.best_epoch == best["epoch"]
@@ -134,6 +148,40 @@ def test_a_loss_that_is_not_a_number_stops_and_keeps_the_last_good_checkpoint(to
         training.train(run)
     again = training.resume(tmp_path / "run")
     assert all(p.isfinite().all() for p in again.model.parameters())
+
+
+def poison(run: training.Run, last_step: int, name: str) -> Callable[[training.Run], training.Losses]:
+    """A step that leaves a value which is no number in the weights, after a loss that was one."""
+    step = training.train_step
+
+    def poisoned(run: training.Run) -> training.Losses:
+        losses = step(run)
+        if run.step == last_step:
+            run.model.state_dict()[name].view(-1)[0] = float("nan")
+        return losses
+
+    return poisoned
+
+
+@pytest.mark.parametrize("name", ["caps.0.weight", "stem.1.running_var"])
+def test_weights_that_go_bad_in_the_last_step_write_no_model_and_cost_no_checkpoint(
+    toys: Splits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    run = training.start(toy_config(), tmp_path / "run")
+    monkeypatch.setattr(training, "train_step", poison(run, run.steps, name))
+    with pytest.raises(UserError, match=rf"{name} is no longer finite after step 12.*Start a new run with"):
+        training.train(run)
+    assert not (tmp_path / "run" / checkpoint.MODEL_FILE).exists()
+    assert training.resume(tmp_path / "run").step == 6
+
+
+def test_a_model_that_is_not_finite_is_neither_judged_nor_kept(toys: Splits, tmp_path: Path) -> None:
+    run = training.start(toy_config(), tmp_path / "run")
+    with torch.no_grad():
+        next(run.model.parameters()).view(-1)[0] = float("inf")
+    with pytest.raises(UserError, match="no longer finite"):
+        training.finish(run, [])
+    assert {path.name for path in run.folder.iterdir()} == {".lock", "config.json", checkpoint.STATE_FILE}
 
 
 def test_a_run_folder_that_exists_is_never_overwritten(toys: Splits, tmp_path: Path) -> None:
@@ -149,6 +197,310 @@ def test_a_finished_run_has_nothing_to_resume(toys: Splits, tmp_path: Path) -> N
         training.resume(tmp_path / "run")
     with pytest.raises(UserError, match="there is no run"):
         training.resume(tmp_path / "elsewhere")
+
+
+def test_a_run_killed_before_its_first_checkpoint_starts_again(toys: Splits, tmp_path: Path) -> None:
+    training.train(training.start(toy_config(), tmp_path / "whole"))
+    training.start(toy_config(), tmp_path / "cut").lock.release()
+    (tmp_path / "cut" / checkpoint.STATE_FILE).unlink()
+    training.train(training.resume(tmp_path / "cut"))
+    assert same(weights(tmp_path / "whole"), weights(tmp_path / "cut"))
+
+
+def test_a_run_that_has_lost_its_state_does_not_start_again_without_a_word(toys: Splits, tmp_path: Path) -> None:
+    run = training.start(toy_config(), tmp_path / "run")
+    with pytest.raises(KeyboardInterrupt):
+        training.loop(run, [], lambda: run.step >= 7)
+    run.lock.release()
+    (run.folder / checkpoint.STATE_FILE).unlink()
+    with pytest.raises(UserError, match="there is no checkpoint"):
+        training.resume(run.folder)
+    assert runs.read_metrics(run.folder)
+
+
+def test_only_one_training_at_a_time_has_a_folder(toys: Splits, tmp_path: Path) -> None:
+    run = training.start(toy_config(epochs=1), tmp_path / "run")
+    part = tmp_path / "run/.state.safetensors.x.part"
+    part.write_text("being written")
+    with pytest.raises(UserError, match="a training is under way in"):
+        training.resume(tmp_path / "run")
+    assert part.exists()
+    part.unlink()
+    training.train(run)
+    with pytest.raises(UserError, match="has finished"):
+        training.resume(tmp_path / "run")
+
+
+def test_two_that_start_at_once_get_a_folder_each(
+    toys: Splits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second looks while the first has not yet made its folder."""
+    from capsnet.cli.train import start_beside
+
+    monkeypatch.chdir(tmp_path)
+    prepare, others = training.prepare, []
+
+    def prepare_while_another_starts(config: Config, folder: Path) -> training.Run:
+        monkeypatch.setattr(training, "prepare", prepare)
+        others.append(start_beside(config, "toys"))
+        return prepare(config, folder)
+
+    monkeypatch.setattr(training, "prepare", prepare_while_another_starts)
+    run = start_beside(toy_config(), "toys")
+    assert [str(r.folder) for r in (*others, run)] == ["runs/toys", "runs/toys-2"]
+
+
+class Cut(training.Watcher):
+    """Someone who interrupts when the model is there and the report is about to be written."""
+
+    def finished(self, result: training.Result) -> None:
+        raise KeyboardInterrupt
+
+
+def test_a_training_cut_off_in_its_report_goes_on_to_write_it(toys: Splits, tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        training.train(training.start(toy_config(), tmp_path / "run"), [Cut()])
+    before = weights(tmp_path / "run")
+    assert main(["train", "--resume", str(tmp_path / "run"), "--no-tensorboard"]) == 0
+    assert (tmp_path / "run/report.html").exists()
+    assert not (tmp_path / "run" / checkpoint.STATE_FILE).exists()
+    assert same(weights(tmp_path / "run"), before)
+
+
+@pytest.mark.parametrize("killed_in", ["start", "report"])
+def test_an_unfinished_demo_goes_on_and_a_finished_one_stays(
+    toys: Splits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed_in: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("capsnet.cli.train.get_preset", lambda name: toy_config())
+    run = training.start(toy_config(), Path("runs/demo"))
+    if killed_in == "start":
+        run.lock.release()
+        (run.folder / checkpoint.STATE_FILE).unlink()
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            training.train(run, [Cut()])
+    assert main(["demo"]) == 0
+    assert [path.name for path in Path("runs").iterdir()] == ["demo"]
+    before = (run.folder / checkpoint.MODEL_FILE).stat().st_mtime_ns
+    assert main(["demo"]) == 0
+    assert (run.folder / checkpoint.MODEL_FILE).stat().st_mtime_ns == before
+    assert Path("runs/demo-2/report.html").exists()
+
+
+@pytest.mark.parametrize("where", ["started", "stepped", "evaluated", "closed"])
+def test_whoever_looks_on_is_told_when_it_ends_whatever_happens(toys: Splits, tmp_path: Path, where: str) -> None:
+    closed = []
+
+    class Onlooker(training.Watcher):
+        def closed(self) -> None:
+            closed.append(self)
+
+    class Troubled(Onlooker):
+        pass
+
+    def trouble(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    first, troubled, last = Onlooker(), Troubled(), Onlooker()
+    setattr(troubled, where, trouble)
+    run = training.start(toy_config(epochs=1), tmp_path / "run")
+    with pytest.raises(KeyboardInterrupt):
+        training.train(run, [first, troubled, last])
+    assert {first, last} <= set(closed)
+
+
+def test_a_training_leaves_its_callers_random_numbers_alone(toys: Splits, tmp_path: Path) -> None:
+    model = CNNConfig(channels=(4,), kernels=(3,), pool=(2,), hidden=(8,))  # has dropout
+    before = torch.get_rng_state()
+    training.train(training.start(toy_config(epochs=1, model=model), tmp_path / "run"))
+    capsnet.load(tmp_path / "run")
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_the_largest_seed_trains(toys: Splits, tmp_path: Path) -> None:
+    training.train(training.start(toy_config(epochs=1, seed=2**63 - 1), tmp_path / "run"))
+
+
+def test_stopping_early_without_validation_images_is_refused(
+    toys: Splits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    empty = replace(toys, validation=toys.train.subset(torch.arange(0)))
+    monkeypatch.setattr(training, "load_data", lambda *_, **__: empty)
+    with pytest.raises(UserError, match=r"needs validation images and bars has none"):
+        training.start(toy_config(patience=1), tmp_path / "run")
+
+
+# ----------------------------------------------------------------------------------------------- several labels
+
+
+@pytest.fixture
+def sets(toys: Splits, monkeypatch: pytest.MonkeyPatch) -> Splits:
+    """Images with one bar, with both or with none."""
+
+    def several(dataset: Dataset) -> Dataset:
+        targets = torch.stack([torch.arange(len(dataset)) % 2, torch.arange(len(dataset)) // 2 % 2], 1)
+        return replace(dataset, labels=targets.to(torch.uint8))
+
+    splits = Splits(*map(several, (toys.train, toys.validation, toys.test)))
+    monkeypatch.setattr(training, "load_data", lambda *_, **__: splits)
+    return splits
+
+
+@pytest.mark.parametrize(
+    "model", [TINY, CNNConfig(channels=(4,), kernels=(3,), pool=(2,), hidden=(8,))], ids=["capsules", "cnn"]
+)
+@pytest.mark.parametrize("more", [{}, {"average": 0.9, "patience": 2}], ids=["plain", "averaged-early-stop"])
+def test_a_model_of_several_labels_remembers_that_it_is_one(
+    sets: Splits, tmp_path: Path, model: CapsNetConfig | CNNConfig, more: dict
+) -> None:
+    run = training.start(toy_config(model=model, **more), tmp_path / "run")
+    assert run.model.multi_label
+    result = training.train(run)
+    loaded = capsnet.load(tmp_path / "run")
+    assert result.model.multi_label
+    assert loaded.multi_label
+    sums = evaluate(loaded, sets.test).lengths.sum(1)
+    assert (sums - 1).abs().max() > 0.01  # a softmax's would all be 1
+    assert torch.equal(evaluate(loaded, sets.test).lengths, result.evaluation.lengths)
+
+
+def test_averaging_with_early_stopping_judges_and_keeps_the_averaged_weights(toys: Splits, tmp_path: Path) -> None:
+    averages: list[dict[str, torch.Tensor]] = []
+
+    class Onlooker(training.Watcher):
+        def epoch_ended(self, run: training.Run, record: dict) -> None:
+            averages.append({name: tensor.clone() for name, tensor in run.average.items()})
+
+    run = training.start(toy_config(average=0.95, patience=3, epochs=6), tmp_path / "run")
+    result = training.train(run, [Onlooker()])
+    judged = [r["validation_error_percent"] for r in runs.read_metrics(run.folder) if r["kind"] == "epoch"]
+    for average, error in zip(averages, judged, strict=True):
+        run.model.load_state_dict(average)
+        assert evaluate(run.model, toys.validation).error_percent == error
+    assert len(set(judged)) > 1
+    assert same(result.model.state_dict(), averages[judged.index(min(judged))])
+
+
+def test_the_loss_of_a_cnn_is_computed_in_full_precision(toys: Splits) -> None:
+    config = toy_config(model=CNNConfig((1, 12, 12), 2, (4,), (3,), (2,), (8,)))
+    model = build(config.model)
+    with torch.autocast("cpu", torch.bfloat16):
+        losses = training.compute_loss(model, next(in_order(toys.train, 8)), config)
+    assert losses.total.dtype == torch.float32
+
+
+# ---------------------------------------------------------------------------------------------- a state gone wrong
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda tensors, state: tensors.pop("optimizer.0/exp_avg"),
+        lambda tensors, state: [tensors.pop(name) for name in list(tensors) if name.startswith("optimizer.")],
+        lambda tensors, state: tensors.update({"optimizer.0/exp_avg": torch.zeros(3)}),
+        lambda tensors, state: tensors.update({"optimizer.99/step": torch.zeros(())}),
+        lambda tensors, state: tensors.pop("average/caps.0.weight"),
+        lambda tensors, state: [tensors.pop(name) for name in list(tensors) if name.startswith("best/")],
+        lambda tensors, state: tensors.update({"other/x": torch.zeros(1)}),
+        lambda tensors, state: state.update(folder="/"),
+        lambda tensors, state: state.update(step="7"),
+        lambda tensors, state: state.update(step=7.5),
+        lambda tensors, state: state.update(step=-1),
+        lambda tensors, state: state.update(step=10**6),
+        lambda tensors, state: state.update(step=None),
+        lambda tensors, state: state.pop("best_epoch"),
+        lambda tensors, state: state.update(seconds=float("nan")),
+    ],
+)
+def test_a_state_with_anything_missing_or_strange_is_refused(toys: Splits, tmp_path: Path, change: Callable) -> None:
+    run = training.start(toy_config(average=0.9, patience=2), tmp_path / "run")
+    with pytest.raises(KeyboardInterrupt):
+        training.loop(run, [], lambda: run.step >= 7)
+    run.lock.release()
+    file = run.folder / checkpoint.STATE_FILE
+    tensors, record = checkpoint.read_tensors(file)
+    change(tensors, record["state"])
+    checkpoint.write_tensors(file, tensors, record)
+    with pytest.raises(UserError, match=checkpoint.STATE_FILE):
+        training.resume(run.folder)
+
+
+@pytest.mark.parametrize("part", ["config", "state"])
+def test_a_state_without_its_config_or_its_numbers_is_refused(toys: Splits, tmp_path: Path, part: str) -> None:
+    run = training.start(toy_config(), tmp_path / "run")
+    run.lock.release()
+    tensors, record = checkpoint.read_tensors(run.folder / checkpoint.STATE_FILE)
+    checkpoint.write_tensors(run.folder / checkpoint.STATE_FILE, tensors, {**record, part: None})
+    with pytest.raises(UserError, match="no training that could go on"):
+        training.resume(run.folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"certificate": None}, "None as its certificate"),
+        ({"certificate": "x"}, "'x' as its certificate"),
+        ({"multi_label": "yes"}, "'yes' as its multi_label"),
+        ({"model": {"primary_stride": 0}}, "primary_stride=0 is too small"),
+        ({"model": {"decoder": [1_000_000, 1_000_000]}}, "does not fit"),
+    ],
+)
+def test_a_model_with_a_damaged_header_is_refused(toys: Splits, tmp_path: Path, change: dict, said: str) -> None:
+    training.train(training.start(toy_config(epochs=1), tmp_path / "run"))
+    file = tmp_path / "run" / checkpoint.MODEL_FILE
+    tensors, record = checkpoint.read_tensors(file)
+    parts = {**record, **change, "model": {**record["model"], **change.get("model", {})}}
+    checkpoint.write_tensors(file, tensors, parts)
+    with pytest.raises(UserError, match=said):
+        capsnet.load(file)
+
+
+def test_a_loaded_model_can_be_trained_further(toys: Splits, tmp_path: Path) -> None:
+    training.train(training.start(toy_config(epochs=1), tmp_path / "run"))
+    model = capsnet.load(tmp_path / "run").train()
+    model(torch.rand(4, 1, 12, 12)).lengths.sum().backward()
+    assert all(p.requires_grad and not p.is_meta for p in model.parameters())
+    assert model.get_buffer("stem.1.num_batches_tracked") == 7  # 6 steps and this one
+
+
+# ------------------------------------------------------------------------------------------------- out of memory
+
+
+def too_much(*_: object, **__: object) -> None:
+    torch.empty(10**15)
+
+
+def out_of_memory(*_: object, **__: object) -> None:
+    raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+def no_memory(*_: object, **__: object) -> None:
+    raise MemoryError
+
+
+@pytest.mark.parametrize("trouble", [too_much, out_of_memory, no_memory])
+@pytest.mark.parametrize("where", ["build", "compute_loss"])
+def test_too_little_memory_says_what_takes_less(
+    toys: Splits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, trouble: Callable
+) -> None:
+    monkeypatch.setattr(training, where, trouble)
+    with pytest.raises(UserError, match=r"memory.*--batch-size.*--image-size.*--model.shared"):
+        training.train(training.start(toy_config(), tmp_path / "run"))
+
+
+def test_other_errors_are_not_taken_for_too_little_memory(
+    toys: Splits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def bug(*_: object) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(training, "compute_loss", bug)
+    with pytest.raises(RuntimeError, match="a bug"):
+        training.train(training.start(toy_config(), tmp_path / "run"))
+
+
+# ----------------------------------------------------------------------------------------------------------------
 
 
 def test_a_batch_larger_than_the_data_names_both_numbers(toys: Splits, tmp_path: Path) -> None:
@@ -181,99 +533,86 @@ def test_the_average_of_constant_weights_is_those_weights(toys: Splits, tmp_path
 def test_an_unknown_device_lists_those_that_are_there() -> None:
     with pytest.raises(UserError, match=r"no device 'tpu'.*auto, cpu"):
         training.choose_device("tpu")
+    for name in ("cpu:x", "cpu:1", "cuda:99", "meta", ""):
+        with pytest.raises(UserError, match="no device"):
+            training.choose_device(name)
     assert training.choose_device("cpu").type == "cpu"
 
 
 # ------------------------------------------------------------------------------------------- killed from outside
 
-SCRIPT = """
-import os, signal, sys
-import torch
-from pathlib import Path
-sys.path.insert(0, {tests!r})
-from capsnet import checkpoint, training
-from test_training import toy_config, toy_set
-from capsnet.data import Splits
+# Processes of a server that has PyTorch loaded: they begin in no time and die like any other
+PROCESSES = multiprocessing.get_context("forkserver")
+PROCESSES.set_forkserver_preload(["test_training"])
 
-training.load_data = lambda *_, **__: Splits(toy_set(48, 0), toy_set(16, 1), toy_set(20, 2))
-folder, die_at_save, where = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-saves = 0
-whole = getattr(os, where)
 
-def dying(*args):
-    global saves
-    saves += 1
-    if saves == die_at_save:
+def train_toys(folder: Path, epochs: int, die: str, ready: Connection) -> None:
+    """Begin or go on with a training; `die` = "replace:9" kills at the ninth os.replace, "replace:X" at that of X."""
+    training.load_data = lambda *_, **__: toy_splits()  # type: ignore[assignment]
+    name, _, when = die.partition(":")
+    if name:
+        setattr(os, name, functools.partial(die_or, getattr(os, name), when, []))
+    ready.send("begins")
+    config = toy_config(epochs=epochs, save_every=0.0)
+    training.train(training.resume(folder) if runs.can_go_on(folder) else training.start(config, folder))
+
+
+def die_or(call: Callable, when: str, calls: list, *arguments: object, **more: object) -> object:
+    calls.append(arguments)
+    if str(len(calls)) == when or Path(str(arguments[-1])).name == when:
         os.kill(os.getpid(), signal.SIGKILL)
-    return whole(*args)
-
-setattr(os, where, dying)
-run = training.resume(folder) if folder.exists() else training.start(toy_config(epochs=150, save_every=0.0), folder)
-training.train(run)
-"""
+    return call(*arguments, **more)
 
 
-def start_process(folder: Path, script: Path, die_at_save: int = -1, where: str = "replace") -> subprocess.Popen:
-    command = [sys.executable, str(script), str(folder), str(die_at_save), where]
-    return subprocess.Popen(command, stderr=subprocess.PIPE)
+def begin(folder: Path, epochs: int, die: str = "") -> BaseProcess:
+    heard, ready = PROCESSES.Pipe(duplex=False)
+    process = PROCESSES.Process(target=train_toys, args=(folder, epochs, die, ready))
+    process.start()
+    heard.recv()
+    return process
 
 
-@pytest.fixture(scope="module")
-def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("script") / "train_toys.py"
-    path.write_text(SCRIPT.format(tests=str(Path(__file__).parent)))
-    return path
+def end(process: BaseProcess) -> int | None:
+    process.join()
+    return process.exitcode
 
 
-@pytest.fixture(scope="module")
-def undisturbed(script: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
-    folder = tmp_path_factory.mktemp("undisturbed") / "run"
-    process = start_process(folder, script)
-    error = process.communicate()[1].decode()
-    assert process.returncode == 0, error
-    return weights(folder)
+def test_kills_at_random_moments_leave_the_final_weights_bit_identical(tmp_path: Path) -> None:
+    folder, kills, dice, epochs = tmp_path / "run", 0, random.Random(7), 100
+    assert end(begin(tmp_path / "undisturbed", epochs)) == 0
+    steps = set()
+    while not runs.has_finished(folder):
+        process = begin(folder, epochs)
+        if kills < 40:
+            time.sleep(dice.uniform(0, 0.3))
+            process.kill()
+        assert end(process) in (0, -signal.SIGKILL)
+        kills += process.exitcode != 0
+        steps.add(runs.read_metrics(folder)[-1]["step"] if runs.read_metrics(folder) else 0)
+    assert kills >= 20, f"it was done after {kills} kills: make it longer"
+    assert len(steps) >= 10, f"most kills came before any progress: {sorted(steps)}"
+    assert same(weights(folder), weights(tmp_path / "undisturbed"))
 
 
-def test_twenty_kills_at_random_moments_leave_the_final_weights_bit_identical(
-    script: Path, undisturbed: dict[str, torch.Tensor], tmp_path: Path
-) -> None:
-    folder, kills, dice = tmp_path / "run", 0, random.Random(7)
-    metrics = folder / "metrics.jsonl"
-    while not (folder / checkpoint.MODEL_FILE).exists():
-        before = metrics.stat().st_mtime_ns if metrics.exists() else 0
-        process = start_process(folder, script)
-        while process.poll() is None and kills < 20:
-            if metrics.exists() and metrics.stat().st_mtime_ns != before:  # it trains: let it go on for a moment
-                time.sleep(dice.uniform(0, 0.15))
-                process.send_signal(signal.SIGKILL)
-                kills += process.wait() == -signal.SIGKILL
-            time.sleep(0.002)
-        error = process.communicate()[1].decode()
-        assert process.returncode in (0, -signal.SIGKILL), error
-    assert kills == 20, f"it was done after {kills} kills: make it longer"
-    assert same(weights(folder), undisturbed)
-
-
-@pytest.mark.parametrize("where", ["fsync", "replace"])
-def test_a_kill_in_the_middle_of_a_save_leaves_the_final_weights_bit_identical(
-    script: Path, undisturbed: dict[str, torch.Tensor], tmp_path: Path, where: str
-) -> None:
-    folder = tmp_path / "run"
-    process = start_process(folder, script, die_at_save=9, where=where)
-    process.communicate()
-    assert process.returncode == -signal.SIGKILL
-    assert list(folder.glob(".*.part")), "the kill was not in the middle of a save"
-    process = start_process(folder, script)
-    error = process.communicate()[1].decode()
-    assert process.returncode == 0, error
-    assert not list(folder.glob(".*.part"))
-    assert same(weights(folder), undisturbed)
+def test_a_kill_at_any_write_leaves_the_final_weights_bit_identical(tmp_path: Path) -> None:
+    folder, epochs = tmp_path / "run", 4
+    assert end(begin(tmp_path / "undisturbed", epochs)) == 0
+    for die in (
+        "replace:config.json", "fsync:2", "replace:state.safetensors", "fsync:9", "replace:9",
+        "replace:results.json", "replace:model.safetensors", "unlink:state.safetensors",
+    ):  # fmt: skip
+        assert end(begin(folder, epochs, die)) == -signal.SIGKILL, die
+        assert die[0] == "u" or checkpoint.leftovers(folder), f"{die} was not in the middle of a write"
+        assert not runs.has_finished(folder)
+    assert end(begin(folder, epochs)) == 0
+    assert not checkpoint.leftovers(folder)
+    assert same(weights(folder), weights(tmp_path / "undisturbed"))
 
 
 def test_ctrl_c_stops_between_two_steps_with_a_checkpoint(
     toys: Splits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = training.start(toy_config(save_every=math.inf, epochs=50), tmp_path / "run")
+    run = training.start(toy_config(save_every=1e9, epochs=50), tmp_path / "run")
     step = training.train_step
 
     def interrupted(run: training.Run) -> training.Losses:

@@ -16,13 +16,12 @@ import json
 import math
 import os
 import platform
-import resource
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -31,16 +30,19 @@ from typing import IO, Any, cast
 import torch
 from torch import Tensor, nn
 
-from capsnet import kernels
-from capsnet.config import CapsNetConfig, Config
+from capsnet import kernels, training
+from capsnet.config import CapsNetConfig, Config, get_preset
 from capsnet.data import Batch
+from capsnet.errors import UserError
+from capsnet.evaluation import evaluate, mean_and_std
 from capsnet.functional import one_hot
 from capsnet.kernels.allocator import keep_memory
+from capsnet.kernels.convolution import has_bf16
 from capsnet.models.base import Output
 from capsnet.models.capsnet import CapsNet
-from capsnet.training import compute_loss
 
 SIDES = ("public", "plain", "fast", "fast-bf16")
+INFERENCE_BATCH = 128
 
 
 class PublicStyle(nn.Module):
@@ -85,6 +87,12 @@ class Case:
     model: CapsNetConfig = field(default_factory=CapsNetConfig)
     batch: int = 128
 
+    @property
+    def sides(self) -> tuple[str, ...]:
+        """The public style is written for one kind of network, the paper's."""
+        paper_like = len(self.model.stem_channels) == 1 and not self.model.stem_norm
+        return SIDES if paper_like else SIDES[1:]
+
     def described(self) -> str:
         c, h, w = self.model.image_shape
         return f"{c}×{h}×{w}, batch {self.batch}, {self.model.num_classes} classes, {self.model.iterations} iterations"
@@ -106,6 +114,7 @@ class Worker:
         self.optimizer = torch.optim.Adam(self.model.parameters(), **fused)  # type: ignore[arg-type]
         self.config = Config(model=case.model)
         self.batch = self.make_batch(case.batch)
+        self.images = {size: torch.rand(size, *case.model.image_shape) for size in (1, INFERENCE_BATCH)}
 
     def make_batch(self, size: int) -> Batch:
         labels = torch.arange(size) % self.case.model.num_classes
@@ -118,7 +127,7 @@ class Worker:
     def train(self) -> None:
         """Forward, loss, backward, Adam."""
         with self.path(), torch.autocast("cpu", torch.bfloat16, enabled=self.side == "fast-bf16"):
-            loss = compute_loss(self.model, self.batch, self.config).total
+            loss = training.compute_loss(self.model, self.batch, self.config).total
         self.optimizer.zero_grad(set_to_none=True)
         with self.path():
             loss.backward()
@@ -126,7 +135,7 @@ class Worker:
 
     def infer(self, size: int) -> None:
         with self.path(), torch.inference_mode():
-            self.model.eval()(self.make_batch(size).images)
+            self.model.eval()(self.images[size])
 
     def breakdown(self) -> dict[str, float]:
         """Milliseconds of forward and backward by part, each part by itself on data of the right shape."""
@@ -149,14 +158,22 @@ class Worker:
         if request["do"] == "infer":
             return timed(lambda: self.infer(request["size"]), request["steps"])
         if request["do"] == "peak":
-            return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+            return peak_megabytes()
         if request["do"] == "gemm":
             return gemm_peak()
         return self.breakdown()
 
 
+def peak_megabytes() -> float:
+    """The most memory that this process has held, all in all."""
+    import resource  # not on Windows
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / 2**20 if sys.platform == "darwin" else peak / 2**10
+
+
 def timed(action: Callable[[], object], repeats: int) -> list[float]:
-    """Seconds of each repeat, the first one (not counted) to warm up where there is more than one."""
+    """Seconds of each repeat."""
     seconds = []
     for _ in range(repeats):
         began = time.perf_counter()
@@ -214,13 +231,29 @@ class Side:
         self.requests.flush()
         line = self.answers.readline()
         if not line:
-            raise RuntimeError(f"the {self.name} side of the benchmark died (exit code {self.process.wait()})")
+            raise UserError(
+                f"the {self.name} side of the benchmark stopped with exit code {self.process.wait()}, perhaps for want "
+                f"of memory: try a smaller --batch or --image-size."
+            )
         return json.loads(line)
 
     def close(self) -> None:
         self.requests.close()
         self.answers.close()
         self.process.wait()
+
+
+@contextmanager
+def started(names: Sequence[str], case: Case) -> Iterator[list[Side]]:
+    """A process for each side, ended whatever happens."""
+    sides: list[Side] = []
+    try:
+        for name in names:
+            sides.append(Side(name, case))
+        yield sides
+    finally:
+        for side in sides:
+            side.close()
 
 
 Tick = Callable[[int, int], None]
@@ -240,31 +273,28 @@ def take_turns(sides: Sequence[Side], repeats: int, tick: Callable[[], None], **
 
 def measure(case: Case, *, repeats: int, details: bool, on_tick: Tick | None = None) -> dict[str, Any]:
     """Everything about one case: training, inference at the case's batch and at 1, memory, and where the time goes."""
-    total = 3 * (repeats + 1) * len(SIDES)
+    CapsNet(case.model, device=torch.device("meta"))  # an impossible network is said here, not four times over
+    total = (2 * (repeats + 1) + 3 * repeats + 1) * len(case.sides)
     done = 0
 
     def tick() -> None:
         nonlocal done
         done += 1
         if on_tick:
-            on_tick(min(done, total), total)
+            on_tick(done, total)
 
-    sides = [Side(name, case) for name in SIDES]
-    try:
+    with started(case.sides, case) as sides:
         train = take_turns(sides, repeats, tick, do="train", steps=1)
         peaks = {side.name: side.ask(do="peak") for side in sides}
-        infer = take_turns(sides, repeats, tick, do="infer", size=case.batch, steps=2)
+        infer = take_turns(sides, repeats, tick, do="infer", size=INFERENCE_BATCH, steps=2)
         single = take_turns(sides, 3 * repeats, tick, do="infer", size=1, steps=5)
         result = summarize(case, train, infer, single, peaks)
         if details:
-            result["gemm_gflops"] = round(sides[2].ask(do="gemm"), 1)
+            result["gemm_gflops"] = round(sides[-1].ask(do="gemm"), 1)
             both = [side for side in sides if side.name in ("plain", "fast")]
             result["breakdown_ms"] = {side.name: rounded(side.ask(do="breakdown")) for side in both}
             result["share_of_gemm_peak"] = share_of_peak(case, result)
         return result
-    finally:
-        for side in sides:
-            side.close()
 
 
 def summarize(
@@ -273,18 +303,26 @@ def summarize(
 ) -> dict[str, Any]:  # fmt: skip
     """Medians with their spread, and the ratios that they are measured for."""
 
-    def ratio(seconds: dict[str, list[float]], slow: str, quick: str) -> float:
-        return round(statistics.median(seconds[slow]) / statistics.median(seconds[quick]), 3)
+    def median(seconds: dict[str, list[float]], side: str) -> float:
+        return statistics.median(seconds[side])
 
+    wanted = {
+        "train_ratio_fp32": (train, "public", "fast"),
+        "train_ratio_bf16": (train, "public", "fast-bf16"),
+        "train_ratio_fp32_same_allocator": (train, "plain", "fast"),
+        "train_ratio_bf16_same_allocator": (train, "plain", "fast-bf16"),
+        "inference_ratio_batch128": (infer, "public", "fast"),
+        "inference_ratio_batch1": (single, "plain", "fast"),
+    }
+    ratios = {
+        name: round(median(seconds, slow) / median(seconds, quick), 3)
+        for name, (seconds, slow, quick) in wanted.items()
+        if slow in seconds
+    }
     return {
         "case": case.described(),
         "batch": case.batch,
-        "train_ratio_fp32": ratio(train, "public", "fast"),
-        "train_ratio_bf16": ratio(train, "public", "fast-bf16"),
-        "train_ratio_fp32_same_allocator": ratio(train, "plain", "fast"),
-        "train_ratio_bf16_same_allocator": ratio(train, "plain", "fast-bf16"),
-        "inference_ratio_batch128": ratio(infer, "public", "fast"),
-        "inference_ratio_batch1": ratio(single, "plain", "fast"),
+        **ratios,
         "peak_mb_fast": round(peaks["fast"]),
         "peak_mb_plain": round(peaks["plain"]),
         "peak_mb": {name: round(value) for name, value in peaks.items()},
@@ -292,7 +330,7 @@ def summarize(
         "inference_seconds": {name: spread(values) for name, values in infer.items()},
         "single_image_seconds": {name: spread(values) for name, values in single.items()},
         "train_images_per_second": {n: round(case.batch / statistics.median(v), 1) for n, v in train.items()},
-        "inference_images_per_second": {n: round(case.batch / statistics.median(v), 1) for n, v in infer.items()},
+        "inference_images_per_second": {n: round(INFERENCE_BATCH / statistics.median(v), 1) for n, v in infer.items()},
     }
 
 
@@ -352,15 +390,39 @@ def sweep(repeats: int = 3, on_tick: Tick | None = None) -> list[dict[str, Any]]
     cases = [(quantity, value, case) for quantity, rows in sweep_cases().items() for value, case in rows]
     rows = []
     for number, (quantity, value, case) in enumerate(cases):
-        sides = [Side(name, case) for name in ("plain", "fast")]
-        try:
+        with started(("plain", "fast"), case) as sides:
             seconds = take_turns(sides, repeats, lambda: None, do="train", steps=1)
             peaks = {side.name: round(side.ask(do="peak")) for side in sides}
-        finally:
-            for side in sides:
-                side.close()
         median = {name: round(statistics.median(values), 5) for name, values in seconds.items()}
         rows.append({"quantity": quantity, "value": value, "seconds": median, "peak_mb": peaks})
         if on_tick:
             on_tick(number + 1, len(cases))
     return rows
+
+
+def precision(seeds: int = 3, epochs: int = 1, on_tick: Tick | None = None) -> dict[str, Any]:
+    """Short trainings of the quick preset in float32 and in bfloat16, judged on validation; seeds are shared.
+
+    Where the processor has no bfloat16 it is emulated, which is slow but gives the same numbers.
+    """
+    emulated = not has_bf16()
+    os.environ["CAPSNET_EMULATE_BF16"] = "1"
+    has_bf16.cache_clear()
+    errors: dict[str, list[float]] = {"fp32": [], "bf16": []}
+    for seed in range(seeds):
+        for kind, found in errors.items():
+            config = replace(get_preset("quick"), validation=10_000, epochs=epochs, seed=seed)
+            config = replace(config, precision=kind)  # type: ignore[arg-type]
+            run = training.prepare(config, Path())
+            while run.step < run.steps:
+                training.train_step(run)
+                done = sum(map(len, errors.values())) * run.steps + run.step
+                if on_tick:
+                    on_tick(done, 2 * seeds * run.steps)
+            found.append(evaluate(run.model, run.splits.validation).error_percent)
+    summary = {kind: dict(zip(("mean", "std"), mean_and_std(found), strict=True)) for kind, found in errors.items()}
+    return {kind: {"errors": errors[kind], **summary[kind]} for kind in errors} | {
+        "emulated": emulated,
+        "epochs": epochs,
+        "data": "mnist, 10,000 of the training images held back",
+    }

@@ -11,7 +11,6 @@ import json
 import os
 import platform
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -67,9 +66,13 @@ def read_json(path: Path) -> Any:
         raise UserError(f"{path} is no readable JSON ({error}); restore it, or train again.") from None
 
 
+def leftovers(folder: Path) -> list[Path]:
+    """What an interrupted write has left behind."""
+    return list(folder.glob(".*.part"))
+
+
 def remove_leftovers(folder: Path) -> None:
-    """Delete what an interrupted write has left behind."""
-    for part in folder.glob(".*.part"):
+    for part in leftovers(folder):
         part.unlink(missing_ok=True)
 
 
@@ -101,7 +104,7 @@ def save_model(path: Path, model: Model, certificate: dict[str, Any]) -> None:
     record = {
         "model": model_to_dict(model.config),
         "classes": list(model.classes),
-        "multi_label": getattr(model, "multi_label", False),
+        "multi_label": model.multi_label,
         "certificate": certificate,
     }
     write_tensors(path, model.state_dict(), record)
@@ -118,17 +121,25 @@ def load(path: str | Path, device: str | torch.device = "cpu") -> Model:
     if "model" not in record:
         raise UserError(f"{file} holds the state of a training, not a model; `capsnet train --resume` continues it.")
     try:
-        model = build(model_from_dict(record["model"]))
-    except (UserError, TypeError, ValueError, RuntimeError) as error:
+        # without memory of its own, so that a damaged header can ask for none and no random number is drawn
+        model = build(model_from_dict(record["model"]), device=torch.device("meta"))
+    except (ValueError, TypeError, RuntimeError, ArithmeticError, MemoryError) as error:
         raise UserError(f"{file} does not describe a network that can be built: {error}") from None
-    fill(model, tensors, file)
-    classes = record.get("classes")
-    if not isinstance(classes, list) or len(classes) != model.config.num_classes:
-        raise UserError(f"{file} does not name its {model.config.num_classes} classes: its header is damaged.")
-    model.classes = tuple(map(str, classes))
-    if record.get("multi_label"):
-        model.multi_label = True
+    check_record(record, model.config.num_classes, file)
+    model.load_state_dict(fit(tensors, model.state_dict(), file), assign=True)
+    model.classes = tuple(map(str, record["classes"]))
+    model.multi_label = record["multi_label"]
     return model.to(device).eval()
+
+
+def check_record(record: dict[str, Any], num_classes: int, file: Path) -> None:
+    """Refuse a model's header that lacks what comes with the weights."""
+    classes = record.get("classes")
+    if not isinstance(classes, list) or len(classes) != num_classes:
+        raise UserError(f"{file} does not name its {num_classes} classes: its header is damaged.")
+    for name, kind in (("multi_label", bool), ("certificate", dict)):
+        if not isinstance(record.get(name), kind):
+            raise UserError(f"{file} has {record.get(name)!r} as its {name}: its header is damaged.")
 
 
 def model_file(path: str | Path) -> Path:
@@ -141,11 +152,10 @@ def model_file(path: str | Path) -> Path:
     return path
 
 
-def fill(model: torch.nn.Module, tensors: dict[str, Tensor], file: Path) -> None:
-    """Load tensors into a model after checking names, shapes and that every number is finite."""
-    expected = model.state_dict()
+def fit(tensors: dict[str, Tensor], expected: dict[str, Tensor], file: Path) -> dict[str, Tensor]:
+    """Copies of the tensors in the expected types, once names, shapes and that every number is finite are checked."""
     if strange := set(expected) ^ set(tensors):
-        raise UserError(f"{file} does not fit its own architecture: {sorted(strange)[0]} is missing or too many.")
+        raise UserError(f"{file} does not fit its own architecture: {min(strange)} is missing or too many.")
     for name, tensor in tensors.items():
         if tensor.shape != expected[name].shape:
             raise UserError(
@@ -154,7 +164,7 @@ def fill(model: torch.nn.Module, tensors: dict[str, Tensor], file: Path) -> None
             )
         if tensor.is_floating_point() and not tensor.isfinite().all():
             raise UserError(f"{file} has numbers in {name} that are not finite; use an earlier checkpoint.")
-    model.load_state_dict(tensors)
+    return {name: tensor.to(expected[name].dtype, copy=True) for name, tensor in tensors.items()}
 
 
 def certificate(config: dict[str, Any], seconds: float, **more: Any) -> dict[str, Any]:
@@ -185,4 +195,4 @@ def git_hash() -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     inside = "site-packages" not in str(here) and done.returncode == 0
-    return done.stdout.strip() if inside and sys.executable else None
+    return done.stdout.strip() if inside else None

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from capsnet.data import Dataset, in_order
 from capsnet.errors import UserError
+from capsnet.models.base import PRESENT
 from capsnet.models.registry import Model
 
 
@@ -84,7 +85,7 @@ def evaluate(
     *,
     batch_size: int = 250,
     top: int | None = None,
-    threshold: float = 0.5,
+    threshold: float = PRESENT,
     on_batch: Callable[[int, int], None] | None = None,
 ) -> Evaluation:
     """Run a model over every example of a data set, the last partial batch included, without augmentation.
@@ -93,6 +94,8 @@ def evaluate(
     not given, all that are at least `threshold` long. `on_batch(done, n)` is called after each batch.
     """
     check_fit(model, dataset)
+    check_top(top, dataset)
+    order = class_order(model, dataset)
     was_training = model.training
     model.eval()
     parts, targets, done = [], [], 0
@@ -105,8 +108,8 @@ def evaluate(
                 on_batch(done, len(dataset))
     finally:
         model.train(was_training)
-    lengths = torch.cat(parts)
-    predicted = name_classes(lengths, top or (None if dataset.multi_label else 1), threshold)
+    lengths = torch.cat(parts)[:, order]
+    predicted = name_classes(lengths, top if dataset.multi_label else 1, threshold)
     return Evaluation(dataset.name, lengths, torch.cat(targets), predicted, dataset.classes, dataset.multi_label)
 
 
@@ -133,6 +136,45 @@ def check_fit(model: Model, dataset: Dataset) -> None:
             f"the model knows {model.config.num_classes} classes and {dataset.name} has {classes}: "
             f"evaluate it on the data it was trained for, or train one for these."
         )
+
+
+def check_top(top: int | None, dataset: Dataset) -> None:
+    """Refuse to name no class at all, or several where every image has one."""
+    if top is not None and top < 1:
+        raise UserError(f"top is how many classes to name, at least 1, and is {top}.")
+    if not dataset.multi_label and top not in (None, 1):
+        raise UserError(f"top={top} needs data with several labels an image, and {dataset.name} has one: leave it out.")
+
+
+def class_order(model: Model, dataset: Dataset) -> list[int]:
+    """Where each class of a data set is among the model's, by name.
+
+    A model whose classes nobody has named has numbers for names; it then takes them in their order.
+    """
+    numbers = [str(j) for j in range(len(model.classes))]
+    if list(model.classes) == numbers and set(dataset.classes) != set(numbers):
+        return list(range(len(numbers)))
+    check_names(model, dataset)
+    return [model.classes.index(name) for name in dataset.classes]
+
+
+def check_names(model: Model, dataset: Dataset) -> None:
+    """Refuse data whose classes are called otherwise than the model's."""
+    ours, theirs = set(model.classes), set(dataset.classes)
+    if ours != theirs:
+        raise UserError(
+            f"only the model knows {few(ours - theirs)} and only {dataset.name} has {few(theirs - ours)}: "
+            f"evaluate it on the classes it was trained for, or train one for these."
+        )
+
+
+def few(names: set[str]) -> str:
+    """Some names in words.
+
+    >>> few({"ant", "bee", "cat", "dog"})
+    'ant, bee, cat, …'
+    """
+    return ", ".join([*sorted(names)[:3], *["…"] * (len(names) > 3)]) or "no other class"
 
 
 def wilson_interval(errors: int, n: int, z: float = 1.959964) -> tuple[float, float]:

@@ -36,7 +36,8 @@ def squash(s: Tensor, dim: int = -1) -> Tensor:
     """
     squared = at_least_float32(s).square().sum(dim, keepdim=True)
     # sqrt is infinitely steep at 0: the epsilon keeps a silent capsule's gradient finite;
-    # ‖s‖/(1+‖s‖²) = √‖s‖²/(1+‖s‖²) needs no division by a length that may be 0, nor overflows when it is huge
+    # ‖s‖/(1+‖s‖²) = √‖s‖²/(1+‖s‖²) needs no division by a length that may be 0; the square of a length of 1e19 is
+    # the largest that float32 holds, beyond that comes NaN, which training notices
     return (s * (torch.sqrt(squared + EPS) / (1 + squared))).to(s.dtype)
 
 

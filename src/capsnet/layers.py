@@ -13,20 +13,24 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
-from capsnet import kernels
-from capsnet.errors import UserError
+from capsnet.errors import UserError, unknown
 from capsnet.functional import squash
 from capsnet.kernels import convolution
-from capsnet.kernels.stem import stem_conv2d
+from capsnet.kernels.stem import stem_conv2d, stem_pays
 from capsnet.routing import Routed
 from capsnet.routing import get as find_routing
 
 Init = Literal["default", "official"]
+
+
+def check_init(init: str) -> None:
+    if init not in get_args(Init):
+        raise unknown("initialisation", init, get_args(Init))
 
 
 def truncated_normal_(weight: Tensor, std: float) -> None:
@@ -64,6 +68,12 @@ class Conv2d(nn.Conv2d):
         return convolution.conv2d(x, self.weight, self.bias, self.stride[0])
 
 
+def has_hooks(module: nn.Module) -> bool:
+    """Whether something happens when the module is called, besides its forward pass: pruning works that way."""
+    before, after = module._forward_pre_hooks, module._forward_hooks
+    return bool(before or after or module._backward_pre_hooks or module._backward_hooks)
+
+
 class PrimaryCaps(nn.Module):
     """The first capsules: a convolution whose channels are read as `types` capsules of `dim` numbers at each place.
 
@@ -88,6 +98,7 @@ class PrimaryCaps(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        check_init(init)
         self.types, self.dim, self.factor = types, dim, factor
         std = 0.1 if init == "official" else None
         self.conv = Conv2d(in_channels, types * dim, kernel_size, stride, init_std=std, device=device, dtype=dtype)
@@ -100,15 +111,19 @@ class PrimaryCaps(nn.Module):
         return self.group(self.conv(x))
 
     def after(self, stem: nn.Sequential, images: Tensor) -> Tensor:
-        """The same as self(stem(images)); one kernel does it where the stem is a convolution and a ReLU.
+        """The same as self(stem(images)); where the stem is a convolution and a ReLU one kernel may do it, faster.
 
-        That kernel calls neither module's forward; inside `kernels.plain()` both are called.
+        That kernel calls none of the modules, so it is not taken where one of them has a hook that waits for a call.
         """
-        conv1 = stem[0] if len(stem) == 2 and isinstance(stem[1], nn.ReLU) else None
-        if not kernels.enabled() or not isinstance(conv1, Conv2d):
+        conv1, conv2 = stem[0] if len(stem) else None, self.conv
+        fits = len(stem) == 2 and type(conv1) is type(conv2) is Conv2d and isinstance(stem[1], nn.ReLU)
+        if not fits or any(map(has_hooks, (stem, *stem, self, conv2))):
             return self(stem(images))
-        weights = (conv1.weight, conv1.bias, self.conv.weight, self.conv.bias)
-        return self.group(stem_conv2d(images, *weights, conv1.stride[0], self.conv.stride[0]))
+        assert isinstance(conv1, Conv2d)
+        strides = conv1.stride[0], conv2.stride[0]
+        if not stem_pays(images, conv1.weight, conv2.weight, *strides):
+            return self(stem(images))
+        return self.group(stem_conv2d(images, conv1.weight, conv1.bias, conv2.weight, conv2.bias, *strides))
 
     def group(self, s: Tensor) -> Tensor:
         """Channels of the convolution's output (b, types dim, h', w') as squashed capsules (b, h' w' types, dim)."""
@@ -134,7 +149,8 @@ class DenseCaps(nn.Module):
     """Capsules fully connected to capsules by routing: DigitCaps in the paper. (b, i, p) → (b, j, q).
 
     `shared` is the number of lower capsule types when one transformation serves all positions of a grid: W is then
-    (types, j, q, p), which is what lets large images and many classes fit. Layers stack:
+    (types, j, q, p), which is what lets large images and many classes fit. Large batches take a kernel that can be
+    differentiated once: second derivatives need `with capsnet.kernels.plain():`. Layers stack:
 
     >>> hidden, top = DenseCaps(1152, 8, 20, 12), DenseCaps(20, 12, 10, 16)
     >>> top(hidden(torch.randn(2, 1152, 8))).shape
@@ -165,6 +181,7 @@ class DenseCaps(nn.Module):
                 f"which is no multiple of it: set shared to the types of PrimaryCaps."
             )
         find_routing(routing)  # an unknown name is better refused here than in the first forward pass
+        check_init(init)
         self.lower, self.lower_dim, self.upper, self.upper_dim = lower, lower_dim, upper, upper_dim
         self.iterations, self.routing, self.leaky, self.detach = iterations, routing, leaky, detach
         self.shared, self.init = shared, init
@@ -180,9 +197,12 @@ class DenseCaps(nn.Module):
         if self.init == "official":
             truncated_normal_(self.weight, 0.1)
         else:
-            # s_j sums over i with couplings that start at 1/j: without the factor j/√i many classes never wake up.
-            # On MNIST (i = 1152, j = 10) this is the authors' 0.1.
-            nn.init.normal_(self.weight, std=min(1.0, self.upper / (3 * math.sqrt(self.lower))))
+            # s_j sums over i with couplings that start at 1/j: without the factor j/√i many classes never wake up. On
+            # MNIST (i = 1152, j = 10) this is the authors' 0.1. Shared votes of a grid's positions do not cancel out,
+            # so there the sum over positions counts in full and only that over types as a root.
+            types = self.shared or self.lower
+            votes = self.lower / types * math.sqrt(types)
+            nn.init.normal_(self.weight, std=min(1.0, self.upper / (3 * votes)))
         if self.bias is not None:
             nn.init.constant_(self.bias, 0.1 if self.init == "official" else 0.0)
 
@@ -231,6 +251,7 @@ class Decoder(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        check_init(init)
         self.upper, self.upper_dim, self.image_shape, self.init = upper, upper_dim, image_shape, init
         widths = [upper * upper_dim, *hidden, math.prod(image_shape)]
         self.linears = nn.ModuleList(

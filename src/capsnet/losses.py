@@ -6,11 +6,13 @@ All losses are sums over what the paper sums over, and means over the batch.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from capsnet.errors import UserError, unknown
 
 MarginReduction = Literal["sum", "half-mean"]
 
@@ -34,6 +36,9 @@ def margin_loss(
     >>> margin_loss(torch.tensor([[0.9, 0.1]]), torch.tensor([[1.0, 0.0]]))
     tensor(0.)
     """
+    if reduction not in get_args(MarginReduction):
+        raise unknown("reduction", reduction, get_args(MarginReduction))
+    check_shapes("lengths", lengths, "targets", targets)
     missing = targets * F.relu(present - lengths).square()
     too_long = down_weight * (1 - targets) * F.relu(lengths - absent).square()
     per_class = missing + too_long
@@ -42,11 +47,21 @@ def margin_loss(
 
 def reconstruction_loss(reconstruction: Tensor, image: Tensor) -> Tensor:
     """SUM of squared pixel differences (not their mean: that is 784 times weaker on MNIST). (b, …) → ()."""
+    check_shapes("the reconstruction", reconstruction, "the image", image)
     return (reconstruction - image).square().flatten(1).sum(1).mean()
 
 
 def classification_loss(logits: Tensor, targets: Tensor, multi_label: bool = False) -> Tensor:
     """What the paper's CNN baselines minimise: cross-entropy, or a sigmoid a class where several may be there."""
+    check_shapes("logits", logits, "targets", targets)
+    # under autocast logits come in bfloat16, whose three digits are too few for a sum of exponentials
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     if multi_label:
         return F.binary_cross_entropy_with_logits(logits, targets, reduction="none").sum(1).mean()
     return torch.mean(-(targets * logits.log_softmax(1)).sum(1))
+
+
+def check_shapes(one: str, a: Tensor, other: str, b: Tensor) -> None:
+    """Shapes that differ would broadcast, and the loss be a number that means nothing."""
+    if a.shape != b.shape:
+        raise UserError(f"{one} is {tuple(a.shape)} and {other} {tuple(b.shape)}: a loss needs the same shape of both.")

@@ -14,6 +14,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from capsnet.training import Run, Watcher
 
@@ -23,7 +24,7 @@ console = Console(stderr=True, highlight=False)
 
 def say(text: str) -> None:
     """A line for the person at the terminal."""
-    console.print(text, markup=False, soft_wrap=True)
+    console.print(text, markup=False, emoji=False, soft_wrap=True)
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str | None = None) -> None:
@@ -33,7 +34,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: st
     for name in columns:
         table.add_column(name, overflow="fold")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*(Text(cell) for cell in row))  # as it is: a file may be called m[/b].png
     out.print(table)
 
 

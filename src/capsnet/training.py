@@ -8,32 +8,33 @@ validation part; the test set is looked at once, after the last step.
 
 from __future__ import annotations
 
-import copy
-import json
 import math
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from capsnet import checkpoint
+from capsnet import checkpoint, runs
 from capsnet.config import Config, from_dict, to_dict
 from capsnet.data import Batch, Batches, Splits
 from capsnet.data import load as load_data
+from capsnet.data.seeds import generator
 from capsnet.errors import UserError
 from capsnet.evaluation import Evaluation, evaluate
 from capsnet.losses import classification_loss, margin_loss, reconstruction_loss
-from capsnet.models.baseline import CNN
 from capsnet.models.registry import Model, build
+from capsnet.runs import Run, gone_bad, require_finite
 
 LOG_EVERY = 20  # steps between two lines of metrics.jsonl
+# what PyTorch's allocators say, which have no exception of their own on a CPU
+NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory", "Storage size calculation overflowed")
 
 
 class Losses(NamedTuple):
@@ -49,7 +50,7 @@ def compute_loss(model: Model, batch: Batch, config: Config) -> Losses:
     output = model(batch.images)
     zero = output.lengths.new_zeros(())
     if output.logits is not None:
-        loss = classification_loss(output.logits, batch.targets, getattr(model, "multi_label", False))
+        loss = classification_loss(output.logits.float(), batch.targets, model.multi_label)
         return Losses(loss, loss, zero)
     c = config.loss
     margin = margin_loss(
@@ -81,84 +82,8 @@ class Watcher:
     def stepped(self, run: Run, record: dict[str, Any]) -> None: ...
     def epoch_ended(self, run: Run, record: dict[str, Any]) -> None: ...
     def evaluated(self, done: int, n: int) -> None: ...
+    def finished(self, result: Result) -> None: ...
     def closed(self) -> None: ...
-
-
-@dataclass
-class Run:
-    """A training under way: all that has to survive is in `tensors()` and `record()`."""
-
-    folder: Path
-    config: Config
-    splits: Splits
-    model: Model
-    optimizer: torch.optim.Optimizer
-    batches: Batches
-    step: int = 0
-    seconds: float = 0.0
-    best_error: float = math.inf
-    best_epoch: int = 0
-    average: dict[str, Tensor] = field(default_factory=dict)
-    best: dict[str, Tensor] = field(default_factory=dict)
-
-    @property
-    def device(self) -> torch.device:
-        return self.model.device
-
-    @property
-    def steps(self) -> int:
-        return self.config.epochs * len(self.batches)
-
-    @property
-    def epoch(self) -> int:
-        return self.step // len(self.batches)
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Weights, averages and the optimiser's moments under stable names."""
-        groups = {"model": self.model.state_dict(), "average": self.average, "best": self.best}
-        moments = self.optimizer.state_dict()["state"]
-        groups |= {f"optimizer.{i}": values for i, values in moments.items()}
-        return {f"{group}/{name}": tensor for group, values in groups.items() for name, tensor in values.items()}
-
-    def record(self) -> dict[str, Any]:
-        kept = ("step", "seconds", "best_error", "best_epoch")
-        state = {name: getattr(self, name) for name in kept}
-        if math.isinf(self.best_error):
-            state["best_error"] = None  # JSON has no infinity
-        return {"config": to_dict(self.config), "state": state}
-
-    def save(self) -> None:
-        """Write the state, unless it has gone bad: then the last good one stays."""
-        if all(parameter.isfinite().all() for parameter in self.model.parameters()):
-            checkpoint.write_tensors(self.folder / checkpoint.STATE_FILE, self.tensors(), self.record())
-
-    def restore(self, tensors: dict[str, Tensor], record: dict[str, Any]) -> None:
-        groups: dict[str, dict[str, Tensor]] = {}
-        for name, tensor in tensors.items():
-            group, _, key = name.partition("/")
-            groups.setdefault(group, {})[key] = tensor
-        checkpoint.fill(self.model, groups.get("model", {}), self.folder / checkpoint.STATE_FILE)
-        self.average = {k: t.to(self.device) for k, t in groups.get("average", {}).items()}
-        self.best = groups.get("best", {})
-        moments = {int(g.split(".")[1]): values for g, values in groups.items() if g.startswith("optimizer.")}
-        self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": moments})
-        for name, value in record["state"].items():
-            setattr(self, name, math.inf if value is None else value)
-
-    def averaged_model(self) -> Model:
-        """The model as it stands: with the averaged weights, where weights are averaged."""
-        return self._with(self.average)
-
-    def finished_model(self) -> Model:
-        """The model to keep: the best on validation if stopping early was asked for, else as it stands."""
-        return self._with(self.best or self.average)
-
-    def _with(self, tensors: dict[str, Tensor]) -> Model:
-        if not tensors:
-            return self.model
-        model = copy.deepcopy(self.model)  # class names and all
-        model.load_state_dict(tensors)
-        return model
 
 
 @dataclass(frozen=True)
@@ -173,62 +98,77 @@ class Result:
 
 
 def start(config: Config, folder: Path) -> Run:
-    """A new run in a folder that must not hold one yet."""
-    if folder.exists() and any(folder.iterdir()):
-        raise UserError(
-            f"{folder} exists already and is not overwritten: choose another folder with --out, "
-            f"or continue that training with --resume {folder}."
-        )
+    """A new run in a folder that must not hold anything yet."""
+    runs.check_free(folder)  # before the data are read; `claim` makes sure of it
     run = prepare(config, folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    checkpoint.write_json(folder / "config.json", to_dict(run.config))
+    run.lock = runs.claim(folder)
+    checkpoint.write_json(folder / runs.CONFIG_FILE, to_dict(run.config))
     run.save()
     return run
 
 
 def resume(folder: Path) -> Run:
-    """The run in a folder, as its last checkpoint left it."""
-    if not folder.is_dir():
-        raise UserError(f"there is no run {folder} to resume.")
-    checkpoint.remove_leftovers(folder)
-    if (folder / checkpoint.MODEL_FILE).exists() and not (folder / checkpoint.STATE_FILE).exists():
+    """The run in a folder, as its last checkpoint left it; from the start if it was killed before the first one."""
+    if not runs.can_go_on(folder) and not runs.has_finished(folder):
+        raise UserError(f"there is no run in {folder} to resume.")
+    lock = runs.Lock(folder)
+    try:
+        run = reopen(folder)
+    except BaseException:
+        lock.release()
+        raise
+    run.lock = lock
+    return run
+
+
+def reopen(folder: Path) -> Run:
+    """What `resume` does once it has the folder to itself."""
+    state = folder / checkpoint.STATE_FILE
+    if runs.has_finished(folder):
         raise UserError(f"the training in {folder} has finished: nothing is left to resume.")
-    tensors, record = checkpoint.read_tensors(folder / checkpoint.STATE_FILE)
-    if "state" not in record:
-        raise UserError(f"{folder / checkpoint.STATE_FILE} holds a model, not a training that could go on.")
-    run = prepare(from_dict(record["config"]), folder)
-    run.restore(tensors, record)
-    forget_metrics_after(folder / "metrics.jsonl", run.step)
+    checkpoint.remove_leftovers(folder)
+    if not state.exists() and not runs.read_metrics(folder):
+        run = prepare(from_dict(checkpoint.read_json(folder / runs.CONFIG_FILE)), folder)
+        run.save()
+    else:
+        tensors, record = checkpoint.read_tensors(state)
+        if not all(isinstance(record.get(part), dict) for part in ("config", "state")):
+            raise UserError(f"{state} holds no training that could go on.")
+        run = prepare(from_dict(record["config"]), folder)
+        run.restore(tensors, record["state"])
+    runs.forget_metrics_after(folder, run.step)
     return run
 
 
 def prepare(config: Config, folder: Path) -> Run:
     """Data, network and optimiser for a config; the seed fixes them all."""
-    if config.patience and not config.validation:
-        raise UserError("stopping early (--patience) needs validation images: set --validation above 0.")
     device = choose_device(config.device)
     splits = load_data(
         config.data, validation=config.validation, validation_choice=config.validation_choice,
         seed=config.seed, image_size=config.image_size or None,
     )  # fmt: skip
     train = splits.train
+    if config.patience and not len(splits.validation):
+        raise UserError(
+            f"stopping early (--patience) needs validation images and {train.name} has none here: "
+            f"set --validation above 0."
+        )
     shape = replace(config.model, image_shape=train.image_shape, num_classes=len(train.classes))
     config = replace(config, model=shape)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(config.seed)
-        model = build(config.model)
-    model = model.to(device)
-    model.classes = train.classes
-    if isinstance(model, CNN):
-        model.multi_label = train.multi_label
-    batches = Batches(train.to(device), config.batch_size, config.seed, config.augment)
+    with enough_memory(config):
+        with own_randomness(config.seed, torch.device("cpu")):
+            model = build(config.model)
+        model = model.to(device)
+        model.classes, model.multi_label = train.classes, train.multi_label
+        batches = Batches(train.to(device), config.batch_size, config.seed, config.augment)
     return Run(folder, config, splits, model, build_optimizer(model, config), batches)
 
 
 def build_optimizer(model: Model, config: Config) -> torch.optim.Optimizer:
-    """Adam or AdamW in one fused pass; weight decay spares biases and norms."""
+    """Adam or AdamW in one fused pass; weight decay spares biases and norms; a decoder that is off is left out."""
     kind = torch.optim.AdamW if config.optimizer == "adamw" else torch.optim.Adam
-    parameters = list(model.parameters())
+    off = () if config.loss.reconstruction else ("decoder.",)
+    parameters = [p for name, p in model.named_parameters() if not name.startswith(off)]
     groups = [
         {"params": [p for p in parameters if p.dim() > 1], "weight_decay": config.weight_decay},
         {"params": [p for p in parameters if p.dim() <= 1], "weight_decay": 0.0},
@@ -236,18 +176,41 @@ def build_optimizer(model: Model, config: Config) -> torch.optim.Optimizer:
     return kind(groups, lr=config.lr, fused=model.device.type in ("cpu", "cuda"))
 
 
+@contextmanager
+def own_randomness(seed: int, device: torch.device) -> Iterator[None]:
+    """Random numbers by a seed inside, and the caller's own as they were afterwards."""
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield
+
+
+@contextmanager
+def enough_memory(config: Config) -> Iterator[None]:
+    """Where memory runs out, say what would take less of it."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError | torch.OutOfMemoryError) and not any(w in str(error) for w in NO_MEMORY):
+            raise
+        raise UserError(
+            f"there is not enough memory for this training: start a new run with a --batch-size below "
+            f"{config.batch_size}, a smaller --image-size or decoder, or with --model.shared."
+        ) from None
+
+
 def train(run: Run, watchers: list[Watcher] | None = None) -> Result:
     """Train a run to its end, evaluate it on the test set once, and write model, metrics and results."""
     watchers = watchers or []
-    for watcher in watchers:
-        watcher.started(run)
-    try:
+    with ExitStack() as at_the_end, enough_memory(run.config):
+        if run.lock:
+            at_the_end.callback(run.lock.release)
+        for watcher in watchers:
+            at_the_end.callback(watcher.closed)
+        for watcher in watchers:
+            watcher.started(run)
         with stop_between_steps() as stop:
             loop(run, watchers, stop)
         return finish(run, watchers)
-    finally:
-        for watcher in watchers:
-            watcher.closed()
 
 
 def loop(run: Run, watchers: list[Watcher], stop: Callable[[], bool]) -> None:
@@ -273,16 +236,14 @@ def loop(run: Run, watchers: list[Watcher], stop: Callable[[], bool]) -> None:
 def train_step(run: Run) -> Losses:
     """One batch, one step of the optimiser."""
     config, step = run.config, run.step
-    torch.manual_seed(config.seed * 1_000_003 + step)  # dropout too is a function of (seed, step)
     run.model.train()
     batch = run.batches.batch(step)
-    with torch.autocast(run.device.type, torch.bfloat16, enabled=config.precision == "bf16"):
+    dropout = generator(config.seed, "dropout", step).initial_seed()
+    precision = torch.autocast(run.device.type, torch.bfloat16, enabled=config.precision == "bf16")
+    with own_randomness(dropout, run.device), precision:
         losses = compute_loss(run.model, batch, config)
     if not math.isfinite(losses.total.item()):
-        raise UserError(
-            f"the loss became {losses.total.item()} at step {step}; the last good checkpoint is kept in {run.folder}. "
-            f"Try a lower --lr, or --clip 1."
-        )
+        raise gone_bad(run, f"the loss became {losses.total.item()} at step {step}")
     run.optimizer.zero_grad(set_to_none=True)
     losses.total.backward()
     if config.clip:
@@ -348,32 +309,15 @@ def epoch_record(run: Run) -> dict[str, Any]:
 
 def tell(run: Run, watchers: list[Watcher], record: dict[str, Any]) -> None:
     """Append a record to metrics.jsonl and show it to everyone who watches."""
-    with (run.folder / "metrics.jsonl").open("a") as file:
-        file.write(json.dumps(record) + "\n")
+    runs.append_metrics(run.folder, record)
     for watcher in watchers:
         (watcher.stepped if record["kind"] == "train" else watcher.epoch_ended)(run, record)
 
 
-def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The records of metrics.jsonl; a last line that a kill cut off is left out."""
-    records = []
-    for line in path.read_text().splitlines() if path.exists() else []:
-        try:
-            records.append(json.loads(line))
-        except ValueError:
-            break
-    return records
-
-
-def forget_metrics_after(path: Path, step: int) -> None:
-    """Drop what was logged after the checkpoint: those steps are about to be done again."""
-    kept = [record for record in read_metrics(path) if record["step"] <= step]
-    checkpoint.write_bytes(path, "".join(json.dumps(record) + "\n" for record in kept).encode())
-
-
 def finish(run: Run, watchers: list[Watcher]) -> Result:
-    """Evaluate once on the test set; write results and model; drop the state that was only for resuming."""
+    """Evaluate once on the test set; write results and model; last, drop the state that was only for resuming."""
     model = run.finished_model().eval()
+    require_finite(run, model.state_dict())
 
     def on_batch(done: int, n: int) -> None:
         for watcher in watchers:
@@ -388,20 +332,27 @@ def finish(run: Run, watchers: list[Watcher]) -> Result:
     )  # fmt: skip
     checkpoint.write_json(run.folder / "results.json", {"test": evaluation.summary(), "certificate": certificate})
     checkpoint.save_model(run.folder / checkpoint.MODEL_FILE, model, certificate)
+    result = Result(run.folder, model, run.splits, evaluation, certificate)
+    for watcher in watchers:
+        watcher.finished(result)
     (run.folder / checkpoint.STATE_FILE).unlink(missing_ok=True)
-    return Result(run.folder, model, run.splits, evaluation, certificate)
+    return result
 
 
 def choose_device(name: str) -> torch.device:
     """auto: CUDA or MPS where there is one, else the CPU."""
-    available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    cuda, mps = torch.cuda.device_count(), int(torch.backends.mps.is_available())
+    available = {"cuda": cuda, "mps": mps, "cpu": 1}
     if name == "auto":
-        return torch.device(next(kind for kind in ("cuda", "mps", "cpu") if available[kind]))
-    kind = name.split(":")[0]
-    if not available.get(kind):
-        here = ", ".join(kind for kind, there in available.items() if there)
+        return torch.device(next(kind for kind, number in available.items() if number))
+    try:
+        device = torch.device(name)
+    except RuntimeError:  # PyTorch's own list of devices is longer than ours
+        device = torch.device("meta")
+    if (device.index or 0) >= available.get(device.type, 0):
+        here = ", ".join(kind for kind, number in available.items() if number)
         raise UserError(f"there is no device '{name}' here; the choices are: auto, {here}.")
-    return torch.device(name)
+    return device
 
 
 @contextmanager

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from typing import Any, Literal
 
 from capsnet import bench as measured
 from capsnet import checkpoint
 from capsnet.cli.flags import MaybePath, parse
-from capsnet.config import CapsNetConfig
+from capsnet.config import CapsNetConfig, get_preset
 from capsnet.errors import UserError
 from capsnet.terminal import Counter, print_table
 
@@ -28,8 +29,12 @@ class Bench:
     """Inside 90 seconds: fewer repeats, without the breakdown and the machine's own peak."""
     sweep: bool = False
     """How cost grows with batch, image size, capsules, classes and iterations."""
+    precision: bool = False
+    """Instead: train the quick preset for an epoch in float32 and bfloat16, three seeds each, and compare."""
     plot: MaybePath = None
     """Write a picture here (.png or .svg): of the sweep, or of where a step's time goes."""
+    network: Literal["paper", "quick"] = "paper"
+    """Whose network to measure; the public style exists for the paper's only."""
     image_size: int = 28
     """Side of the images; 36 is MultiMNIST's."""
     batch: int = 128
@@ -44,12 +49,19 @@ def bench(argv: list[str]) -> int:
     flags = parse(Bench, "bench", argv)
     if min(flags.image_size, flags.batch, flags.repeats) < 1:
         raise UserError("--image-size, --batch and --repeats need numbers above 0.")
+    if flags.plot:
+        check_plot(flags)
+    if flags.precision:
+        return compare_precision(flags.json)
     with Counter("measuring") as counter:
         if flags.sweep:
-            rows = measured.sweep(on_tick=counter)
+            rows = measured.sweep(3 if flags.quick else flags.repeats, on_tick=counter)
+            birth = checkpoint.certificate({"bench": vars(flags)}, 0.0, cpu=measured.cpu_name())
         else:
-            shape = CapsNetConfig(image_shape=(1, flags.image_size, flags.image_size))
-            case = measured.Case(shape, flags.batch)
+            network = get_preset(flags.network).model
+            assert isinstance(network, CapsNetConfig)
+            shape = (1, flags.image_size, flags.image_size)
+            case = measured.Case(replace(network, image_shape=shape), flags.batch)
             repeats = 3 if flags.quick else flags.repeats
             result = measured.measure(case, repeats=repeats, details=not flags.quick, on_tick=counter)
             result["certificate"] = checkpoint.certificate({"bench": vars(flags)}, 0.0, cpu=measured.cpu_name())
@@ -58,7 +70,7 @@ def bench(argv: list[str]) -> int:
 
         figures.save(figures.sweep(rows) if flags.sweep else figures.step_bill(result), flags.plot)
     if flags.sweep:
-        show_sweep(rows, flags.json)
+        show_sweep(rows, birth, flags.json)
     elif flags.json:
         print(json.dumps(result, default=str))
     else:
@@ -66,9 +78,31 @@ def bench(argv: list[str]) -> int:
     return 0
 
 
-def show_sweep(rows: list[dict[str, Any]], as_json: bool) -> None:
+def compare_precision(as_json: bool) -> int:
+    with Counter("training") as counter:
+        result = measured.precision(on_tick=counter)
+    result["certificate"] = checkpoint.certificate({"bench": "precision"}, 0.0, cpu=measured.cpu_name())
     if as_json:
-        print(json.dumps({"sweep": rows}))
+        print(json.dumps(result))
+        return 0
+    rows = [(kind, f"{result[kind]['mean']:.3f} ± {result[kind]['std']:.3f}") for kind in ("fp32", "bf16")]
+    print_table(["precision", "validation error %"], rows)
+    return 0
+
+
+def check_plot(flags: Bench) -> None:
+    """Refuse a picture that could not be drawn before measuring for minutes."""
+    if find_spec("matplotlib") is None:
+        raise UserError("a picture needs matplotlib: pip install 'capsnet[train]'.")
+    if flags.quick and not flags.sweep:
+        raise UserError("--quick leaves out where the time goes, so there is nothing to draw: drop --quick or --plot.")
+    if flags.plot and flags.plot.suffix not in (".png", ".svg"):
+        raise UserError(f"{flags.plot} is neither .png nor .svg, and no other kind of picture is written.")
+
+
+def show_sweep(rows: list[dict[str, Any]], birth: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({"sweep": rows, "certificate": birth}, default=str))
         return
     table = []
     for row in rows:

@@ -88,8 +88,8 @@ def data_verb(argv: list[str]) -> int:
     names = flags.names or tuple(sources.SOURCES)
     if flags.action == "list":
         rows = [
-            {"name": n, "about": about, "cached": n in names and sources.is_cached(n)}
-            for n, about in data.NAMES.items()
+            {"name": n, "about": data.NAMES[n], "cached": sources.is_cached(n) if n in sources.SOURCES else None}
+            for n in flags.names or data.NAMES
         ]
     else:
         if flags.action == "fetch" and not flags.names:
@@ -103,7 +103,7 @@ def data_verb(argv: list[str]) -> int:
     return 0 if all(row.get("good", True) for row in rows) else 2
 
 
-YES_NO: dict[Any, str] = {True: "yes", False: "no"}
+YES_NO: dict[Any, str] = {True: "yes", False: "no", None: "–"}  # your own images are never cached
 
 
 def check_data(name: str, fetch: bool) -> dict[str, Any]:

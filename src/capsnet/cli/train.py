@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -10,9 +11,10 @@ from typing import Annotated
 
 from tyro.conf import arg
 
-from capsnet import checkpoint, training
+from capsnet import runs, training
 from capsnet.cli.flags import MaybePath, parse
 from capsnet.config import Config, get_preset
+from capsnet.errors import UserError
 from capsnet.terminal import TensorBoard, TrainingBar, clock, say
 
 
@@ -41,31 +43,53 @@ class Train:
     config: Annotated[Config, arg(name="")] = field(default_factory=Config)
 
 
+WITH_RESUME = {"--resume", "--no-report", "--no-tensorboard", "--json"}
+
+
 def train(argv: list[str]) -> int:
     name, rest = take_preset(argv)
     flags = parse(Train, "train", rest, default=Train(config=get_preset(name)))
-    folder = flags.resume or flags.out or free_folder(f"{flags.config.preset}-{flags.config.data.split(':')[0]}")
-    run = training.resume(folder) if flags.resume else training.start(flags.config, folder)
-    return run_to_end(run, flags)
+    if flags.resume:
+        refuse_settings(argv)
+        return run_to_end(training.resume(flags.resume), flags)
+    if flags.out:
+        return run_to_end(training.start(flags.config, flags.out), flags)
+    return run_to_end(start_beside(flags.config, f"{name}-{flags.config.data.split(':')[0]}"), flags)
 
 
 def take_preset(argv: list[str]) -> tuple[str, list[str]]:
     """The preset decides every other default, so it is looked for first."""
-    for index, word in enumerate(argv):
-        if word == "--preset" and index + 1 < len(argv):
-            return argv[index + 1], argv[:index] + argv[index + 2 :]
+    names, rest, words = [], [], iter(argv)
+    for word in words:
         if word.startswith("--preset="):
-            return word.partition("=")[2], argv[:index] + argv[index + 1 :]
-    return "quick", argv
+            names.append(word.partition("=")[2])
+        elif word == "--preset" and (name := next(words, None)) is not None:
+            names.append(name)
+        else:
+            rest.append(word)
+    if len(names) > 1:
+        raise UserError(f"--preset is given {len(names)} times ({', '.join(names)}) and a run starts from one.")
+    return (names or ["quick"])[0], rest
 
 
-def free_folder(name: str) -> Path:
-    """runs/NAME, or runs/NAME-2, -3, … where that is taken."""
-    number, folder = 1, Path("runs") / name
-    while folder.exists():
-        number += 1
-        folder = Path("runs") / f"{name}-{number}"
-    return folder
+def refuse_settings(argv: list[str]) -> None:
+    """A run goes on as it began, so settings beside --resume would be lost without a word."""
+    words = [word.partition("=")[0].replace("_", "-") for word in argv if word.startswith("--")]
+    if lost := [word for word in words if word not in WITH_RESUME]:
+        raise UserError(
+            f"--resume goes on with the run's own settings, which {lost[0]} cannot change: leave it out, "
+            f"or start a new run with it."
+        )
+
+
+def start_beside(config: Config, name: str) -> training.Run:
+    """A new run in runs/NAME, or in runs/NAME-2, -3, … where that is taken."""
+    for number in itertools.count(1):
+        try:
+            return training.start(config, Path("runs") / (name if number == 1 else f"{name}-{number}"))
+        except runs.Taken:
+            continue
+    raise AssertionError("there is always a next number")
 
 
 def run_to_end(run: training.Run, flags: Train) -> int:
@@ -73,15 +97,22 @@ def run_to_end(run: training.Run, flags: Train) -> int:
     watchers: list[training.Watcher] = [TrainingBar()]
     if not flags.no_tensorboard and find_spec("tensorboard"):
         watchers.append(TensorBoard())
+    if not flags.no_report:
+        watchers.append(Page())
     try:
         result = training.train(run, watchers)
     except KeyboardInterrupt:
         say(f"stopped after step {run.step} of {run.steps}; go on with: capsnet train --resume {run.folder}")
         return 130
-    if not flags.no_report:
-        write_report(result)
     show_result(result, flags.json)
     return 0
+
+
+class Page(training.Watcher):
+    """Writes report.html before the training counts as finished: cut off, it is written when the run is resumed."""
+
+    def finished(self, result: training.Result) -> None:
+        write_report(result)
 
 
 def write_report(result: training.Result) -> None:
@@ -93,7 +124,7 @@ def write_report(result: training.Result) -> None:
 
     write(
         result.folder, model=result.model, evaluation=result.evaluation, dataset=result.splits.test,
-        history=training.read_metrics(result.folder / "metrics.jsonl"), certificate=result.certificate,
+        history=runs.read_metrics(result.folder), certificate=result.certificate,
     )  # fmt: skip
 
 
@@ -126,11 +157,10 @@ class Demo:
 def demo(argv: list[str]) -> int:
     parse(Demo, "demo", argv)
     folder = Path("runs/demo")
-    unfinished = (folder / checkpoint.STATE_FILE).exists()
-    if not unfinished and folder.exists():
-        folder = free_folder("demo")
-        say(f"runs/demo is there already; this one goes to {folder}")
-    run = training.resume(folder) if unfinished else training.start(get_preset("quick"), folder)
+    run = training.resume(folder) if runs.can_go_on(folder) else start_beside(get_preset("quick"), "demo")
+    if run.folder != folder:
+        say(f"{folder} is there already; this one goes to {run.folder}")
+        folder = run.folder
     code = run_to_end(run, Train())
     if code == 0:
         print(

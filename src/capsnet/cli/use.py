@@ -7,17 +7,23 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import torch
+from torch import Tensor
 from tyro.conf import arg
 
 from capsnet import checkpoint, data, training
 from capsnet.cli.flags import ImageNames, MaybeFloat, MaybeInt, MaybePath, MaybeStr, ModelName, parse
 from capsnet.config import Config, from_dict
+from capsnet.data.datasets import DEFAULT_VALIDATION
+from capsnet.data.folder import pictures
 from capsnet.errors import UserError, unknown
-from capsnet.evaluation import evaluate, name_classes
+from capsnet.evaluation import check_names, evaluate, name_classes
 from capsnet.models import CapsNet, Model
+from capsnet.models.base import PRESENT
 from capsnet.terminal import Counter, print_table, say
 
 
@@ -38,7 +44,7 @@ class Evaluate:
     """Which part of it."""
     top: MaybeInt = None
     """With several labels an image: name this many longest classes (default: all above the threshold)."""
-    threshold: float = 0.5
+    threshold: float = PRESENT
     """With several labels an image: the length from which a class counts as there."""
     batch_size: int = 250
     """Images in a batch; of no consequence for the result."""
@@ -51,9 +57,10 @@ class Evaluate:
 def evaluate_verb(argv: list[str]) -> int:
     flags = parse(Evaluate, "evaluate", argv)
     model = checkpoint.load(flags.model, training.choose_device(flags.device))
-    dataset = getattr(splits_for(flags.model, flags.data), flags.split)
+    dataset = getattr(splits_for(model, flags.model, flags.data), flags.split)
     if not len(dataset):
         raise UserError(f"{dataset.name} has no {flags.split} part here; choose another --split.")
+    check_names(model, dataset)
     with Counter("evaluating") as counter:
         found = evaluate(
             model,
@@ -80,22 +87,23 @@ def evaluate_verb(argv: list[str]) -> int:
 def training_config(model: str) -> Config | None:
     """The config that a model was trained with, from its own header."""
     _, record = checkpoint.read_tensors(checkpoint.model_file(model))
-    config = record.get("certificate", {}).get("config")
-    return from_dict(config) if config else None
+    birth = record.get("certificate")
+    config = birth.get("config") if isinstance(birth, dict) else None
+    return from_dict(config) if isinstance(config, dict) else None
 
 
-def splits_for(model: str, name: str | None) -> data.Splits:
-    """The data set asked for, or the one a model was trained on, split as it was then."""
-    config = training_config(model) or Config()
-    if name and name != config.data:
-        return data.load(name, seed=config.seed, image_size=config.model.image_shape[1])
+def splits_for(model: Model, path: str, name: str | None) -> data.Splits:
+    """The data set asked for, or the one a model was trained on, split as it was then, in the model's image size."""
+    config = training_config(path)
+    if config is None and name is None:
+        raise UserError(f"{path} does not say what it was trained on: name a data set with --data, or pass images.")
+    channels, height, width = model.config.image_shape
+    config = config or Config()
+    name = name or config.data
     return data.load(
-        config.data, validation=config.validation, validation_choice=config.validation_choice,
-        seed=config.seed, image_size=config.image_size or None,
+        name, validation=config.validation if name == config.data else DEFAULT_VALIDATION,
+        validation_choice=config.validation_choice, seed=config.seed, image_size=(height, width), channels=channels,
     )  # fmt: skip
-
-
-IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".pgm", ".ppm"}
 
 
 @dataclass(frozen=True)
@@ -116,10 +124,10 @@ class Predict:
     """Image files, folders of them, or - for stdin."""
     raw: bool = False
     """Do not prepare images as MNIST was made; only scale them to the model's size."""
-    top: int = 1
-    """Name this many longest classes."""
+    top: MaybeInt = None
+    """Name this many longest classes (default: 1)."""
     threshold: MaybeFloat = None
-    """Name all classes that are at least this long instead."""
+    """Name all classes that are at least this long instead (default, with several labels an image: 0.5)."""
     device: str = "auto"
     """auto, cpu, cuda or mps."""
     json: bool = False
@@ -129,16 +137,17 @@ class Predict:
 def predict(argv: list[str]) -> int:
     flags = parse(Predict, "predict", argv)
     model = checkpoint.load(flags.model, training.choose_device(flags.device))
-    config = training_config(flags.model)
-    like_mnist = not flags.raw and config is not None and config.data == "mnist"
+    like_mnist = not flags.raw and made_for_mnist(flags.model)
+    top, threshold = naming(model, flags)
     names = list_images(flags.images)
     rows, failures = [], []
     with Counter("predicting") as counter:
         for done, name in enumerate(names, 1):
             try:
-                rows.append(predict_one(model, name, like_mnist, flags))
+                rows.append(predict_one(model, name, like_mnist, top, threshold))
             except UserError as error:
-                failures.append(str(error))
+                named = "stdin" if name == "-" else name
+                failures.append(str(error) if named in str(error) else f"{named}: {error}")
             counter(done, len(names))
     for failure in failures:
         say(f"capsnet: {failure}")
@@ -146,13 +155,35 @@ def predict(argv: list[str]) -> int:
         print(json.dumps({"model": flags.model, "predictions": rows, "errors": failures}))
     elif rows:
         print_table(
-            ["image", "is", "length", "next", "length"],
-            [(r["file"], " ".join(r["labels"]) or "nothing", *r["shown"]) for r in rows],
+            ["image", "is", "lengths"],
+            [(r["file"], ", ".join(r["labels"]) or "nothing", longest(r["lengths"])) for r in rows],
         )
-        notes = {row["prepared"] for row in rows}
         if like_mnist:
-            say(f"prepared as MNIST was made ({'; '.join(sorted(notes))}); --raw turns that off.")
+            how = rows[0]["prepared"].rstrip(".") if len(rows) == 1 else "--json says how each"
+            say(f"prepared as MNIST was made ({how}); --raw turns that off.")
     return 2 if failures else 0
+
+
+def made_for_mnist(path: str) -> bool:
+    config = training_config(path)
+    return config is not None and config.data == "mnist"
+
+
+def naming(model: Model, flags: Predict) -> tuple[int | None, float]:
+    """How many classes to name, or from which length on; by default what the model was trained for."""
+    if flags.top is not None and flags.threshold is not None:
+        raise UserError("--top names a number of classes and --threshold all that are long enough: choose one of them.")
+    if flags.top is not None and flags.top < 1:
+        raise UserError(f"--top is how many classes to name, at least 1, and is {flags.top}.")
+    if flags.threshold is not None or (model.multi_label and flags.top is None):
+        return None, PRESENT if flags.threshold is None else flags.threshold
+    return flags.top or 1, 0.0
+
+
+def longest(lengths: dict[str, float], n: int = 3) -> str:
+    """The longest classes of a prediction, in words."""
+    order = sorted(lengths, key=lambda name: -lengths[name])[:n]
+    return ", ".join(f"{name} {lengths[name]:.3f}" for name in order)
 
 
 def list_images(names: Sequence[str]) -> list[str]:
@@ -162,31 +193,28 @@ def list_images(names: Sequence[str]) -> list[str]:
     found: list[str] = []
     for name in names:
         if name != "-" and Path(name).is_dir():
-            inside = sorted(str(p) for p in Path(name).rglob("*") if p.suffix.lower() in IMAGE_SUFFIXES)
+            inside = [str(path) for path in pictures(Path(name))]
             if not inside:
-                raise UserError(f"the folder {name} holds no images.")
+                raise UserError(f"the folder {name} holds no images (.png, .jpg, …): choose another one.")
             found += inside
         else:
             found.append(name)
     return found
 
 
-def predict_one(model: Model, name: str, like_mnist: bool, flags: Predict) -> dict[str, Any]:
+def predict_one(model: Model, name: str, like_mnist: bool, top: int | None, threshold: float) -> dict[str, Any]:
     """Prepare one image, run the model, and say what it saw."""
     image, note = prepare_image(model, name, like_mnist)
     lengths = model.predict(image[None]).lengths
-    top = None if flags.threshold is not None else min(flags.top, len(model.classes))
-    named = name_classes(lengths, top, flags.threshold or 0.0)[0]
+    named = name_classes(lengths, top, threshold)[0]
     order = lengths[0].argsort(descending=True).tolist()
-    first, second = order[0], order[1] if len(order) > 1 else order[0]
     return {
         "file": name,
         "labels": [model.classes[j] for j in order if named[j]],
-        "label": model.classes[first],
-        "length": round(float(lengths[0, first]), 4),
+        "label": model.classes[order[0]],
+        "length": round(float(lengths[0, order[0]]), 4),
         "lengths": {c: round(float(x), 4) for c, x in zip(model.classes, lengths[0], strict=True)},
         "prepared": note,
-        "shown": [f"{lengths[0, first]:.3f}", model.classes[second], f"{lengths[0, second]:.3f}"],
     }
 
 
@@ -194,12 +222,16 @@ def prepare_image(model: Model, name: str, like_mnist: bool) -> tuple[Any, str]:
     """An image file (or - for stdin) as the model's input."""
     from capsnet.data import photo
 
-    picture = photo.read_image(io.BytesIO(sys.stdin.buffer.read()) if name == "-" else name)
+    stdin = name == "-"
+    picture = photo.read_image(io.BytesIO(sys.stdin.buffer.read()) if stdin else name, "stdin" if stdin else name)
     channels, height, width = model.config.image_shape
     if like_mnist:
         prepared = photo.prepare_like_mnist(picture, height)
         return prepared.image, prepared.note
     return photo.fit(picture, channels, height, width), "scaled"
+
+
+MOST_PAINTED = 64  # images on one sheet
 
 
 @dataclass(frozen=True)
@@ -221,7 +253,7 @@ class Reconstruct:
     what: Literal["reconstructions", "tweaks"] = "reconstructions"
     """Which picture."""
     label: Annotated[str | None, arg(name="class", metavar="NAME", help_behavior_hint="")] = None
-    """Class to decode (default: the longest capsule; without images also: the first test image of that class)."""
+    """Class whose capsule is decoded (default: the longest); without images, test images of that class are taken."""
     out: MaybePath = None
     """File to write, .png or .svg (default: WHAT.png in the run's folder or here)."""
     raw: bool = False
@@ -231,36 +263,58 @@ class Reconstruct:
 
 
 def reconstruct(argv: list[str]) -> int:
-    import torch
-
+    flags = parse(Reconstruct, "reconstruct", argv)
+    if find_spec("matplotlib") is None:
+        raise UserError("pictures need matplotlib, which is not installed: pip install 'capsnet[train]'.")
     from capsnet import figures
 
-    flags = parse(Reconstruct, "reconstruct", argv)
     model = checkpoint.load(flags.model)
     if not isinstance(model, CapsNet) or model.decoder is None:
         raise UserError(f"{flags.model} has no decoder, so there is nothing to paint: train one with a decoder.")
     label = class_index(model, flags.label)
-    out = flags.out or (Path(flags.model) if Path(flags.model).is_dir() else Path()) / f"{flags.what}.png"
-    if out.exists() and not flags.force:
-        raise UserError(f"{out} exists already: choose another name with --out, or overwrite it with --force.")
-    if out.suffix not in (".png", ".svg"):
-        raise UserError(f"{out} is neither .png nor .svg, and no other kind of picture is written.")
-    config = training_config(flags.model)
-    if flags.images:
-        like_mnist = not flags.raw and config is not None and config.data == "mnist"
-        images = torch.stack([prepare_image(model, n, like_mnist)[0] for n in list_images(flags.images)])
-        true = None
-    else:
-        test = splits_for(flags.model, None).test
-        rows = (test.targets[:, label] > 0).nonzero()[:, 0] if label is not None else torch.arange(len(test))
-        images, true = test.images[rows[:64]], test.targets[rows[:64]].argmax(1)
+    out = picture_file(flags)
+    images, true = images_to_paint(model, flags)
     if flags.what == "tweaks":
         figure = figures.tweak_grid(model, images[0], label)
     else:
-        figure = figures.reconstructions(model, images, true)
+        figure = figures.reconstructions(model, images, true, label if true is None else None)
     figures.save(figure, out)
     print(out)
     return 0
+
+
+def picture_file(flags: Reconstruct) -> Path:
+    """Where the picture goes; nothing is overwritten unasked."""
+    folder = Path(flags.model) if Path(flags.model).is_dir() else Path()
+    out = flags.out or folder / f"{flags.what}.png"
+    if out.suffix not in (".png", ".svg"):
+        raise UserError(f"{out} is neither .png nor .svg, and no other kind of picture is written.")
+    if out.exists() and not flags.force:
+        raise UserError(f"{out} exists already: choose another name with --out, or overwrite it with --force.")
+    return out
+
+
+def images_to_paint(model: Model, flags: Reconstruct) -> tuple[Tensor, Tensor | None]:
+    """The images of a picture, and their labels where each has one."""
+    if flags.images:
+        names = list_images(flags.images)
+        if flags.what == "tweaks" and len(names) > 1:
+            raise UserError(f"tweaks are painted from one image and {len(names)} came: choose one of them.")
+        if len(names) > MOST_PAINTED:
+            say(f"painting the first {MOST_PAINTED} of {len(names)} images.")
+        like_mnist = not flags.raw and made_for_mnist(flags.model)
+        return torch.stack([prepare_image(model, name, like_mnist)[0] for name in names[:MOST_PAINTED]]), None
+    test = splits_for(model, flags.model, None).test
+    rows = torch.arange(len(test))
+    if flags.label is not None:
+        here = flags.label in test.classes
+        rows = (test.targets[:, test.classes.index(flags.label)] > 0).nonzero()[:, 0] if here else rows[:0]
+    if not len(rows):
+        raise UserError(f"{test.name} has no test image of {flags.label}: pass an image of your own.")
+    chosen = test.subset(rows[:MOST_PAINTED])
+    if chosen.multi_label or test.classes != model.classes:
+        return chosen.images, None
+    return chosen.images, chosen.labels
 
 
 def class_index(model: Model, name: str | None) -> int | None:

@@ -39,6 +39,7 @@ CLASSES = {
 }
 DEFAULT_VALIDATION = 10_000
 Choice = Literal["seeded", "first"]
+Size = int | tuple[int, int] | None  # side, or (h, w); None keeps what there is
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,14 +107,15 @@ def load(
     validation: int = DEFAULT_VALIDATION,
     validation_choice: Choice = "seeded",
     seed: int = 0,
-    image_size: int | None = None,
+    image_size: Size = None,
     channels: int | None = None,
     progress: bool | None = None,
 ) -> Splits:
     """A data set by its name (see `NAMES`), fetched on first use.
 
     `validation` images are taken out of the training part, drawn by `seed` or the first ones; 0 leaves them.
-    `image_size` and `channels` (1 or 3) convert. For your own images see `capsnet.data.folder`.
+    `image_size` (the side, or height and width) and `channels` (1 or 3) convert. For your own images see
+    `capsnet.data.folder`.
     """
     _check_options(validation, validation_choice, image_size, channels)
     kind, colon, path = name.partition(":")
@@ -169,33 +171,37 @@ def _hold_back(train: Dataset, test: Dataset, validation: int, choice: Choice, s
     return Splits(train.subset(stay), train.subset(held_back), test)
 
 
-def _convert(part: Dataset, image_size: int | None, channels: int | None) -> Dataset:
-    """Another side or number of channels; a thousand images at a time, because they pass through floats."""
+def height_and_width(size: Size) -> tuple[int, int] | None:
+    return (size, size) if isinstance(size, int) else size
+
+
+def _convert(part: Dataset, image_size: Size, channels: int | None) -> Dataset:
+    """Another size or number of channels; a thousand images at a time, because they pass through floats."""
     c, h, w = part.image_shape
-    if (image_size or h, image_size or w, channels or c) == (h, w, c):
+    size = height_and_width(image_size) or (h, w)
+    if (size, channels or c) == ((h, w), c):
         return part
-    chunks = [_convert_images(chunk, image_size, channels) for chunk in part.images.split(1000)]
+    chunks = [_convert_images(chunk, size, channels) for chunk in part.images.split(1000)]
     return replace(part, images=torch.cat(chunks))
 
 
-def _convert_images(images: Tensor, image_size: int | None, channels: int | None) -> Tensor:
+def _convert_images(images: Tensor, size: tuple[int, int], channels: int | None) -> Tensor:
     result = images.float()
     if channels == 1 and images.shape[1] == 3:
         grey = torch.tensor([0.299, 0.587, 0.114]).view(1, 3, 1, 1)  # ITU-R 601, as Pillow weighs them
         result = (result * grey).sum(1, keepdim=True)
-    if image_size and (image_size, image_size) != tuple(images.shape[2:]):
-        size = (image_size, image_size)
+    if size != tuple(images.shape[2:]):
         result = torch.nn.functional.interpolate(result, size, mode="bilinear", antialias=True)
     result = result.round().clamp(0, 255).to(torch.uint8)
     return result.repeat(1, 3, 1, 1) if channels == 3 and result.shape[1] == 1 else result
 
 
-def _check_options(validation: int, choice: str, image_size: int | None, channels: int | None) -> None:
+def _check_options(validation: int, choice: str, image_size: Size, channels: int | None) -> None:
     if validation < 0:
         raise UserError(f"validation is a number of images, 0 or more, and not {validation}.")
     if choice not in ("seeded", "first"):
         raise unknown("validation choice", choice, ("seeded", "first"))
-    if image_size is not None and not 1 <= image_size <= 1024:
+    if not all(1 <= side <= 1024 for side in height_and_width(image_size) or ()):
         raise UserError(f"image_size is the side in pixels, from 1 to 1024, and not {image_size}.")
     if channels not in (None, 1, 3):
         raise UserError(f"channels is 1 (grey) or 3 (colour) and not {channels}.")

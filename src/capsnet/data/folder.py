@@ -2,12 +2,14 @@
 
     PATH/cat/*.jpg  PATH/dog/*.png              split 80/10/10 by the seed, each class alike
     PATH/train/cat/…  PATH/test/cat/…           taken as given; PATH/validation (or val, valid) too
-    labels.csv: file,labels[,split]             "a.png,cat;dog": labels apart by ; or | (or spaces, when the
-                                                table has neither); paths start at the table's own folder
+    labels.csv: file,labels[,split]             "a.png,cat;dog": labels apart by ; or |; with a first row of names
+                                                (file, labels, perhaps split) other columns do not count; paths
+                                                start at the table's own folder
 
 Pictures of any size, mode and common format. They become grey when all are grey and colour otherwise. They keep
 their size when all have the same, no side over 64; else each is scaled to fit 64×64 (or `image_size`), its
-aspect kept, centred, the rest zero. What cannot be read is named on stderr and left out.
+aspect kept, centred, the rest zero. What cannot be read is named on stderr and left out. A validation part of the
+user's own stays one, even where `validation` is 0 and none would be held back.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from capsnet.data.datasets import DEFAULT_VALIDATION, Choice, Dataset, Splits
+from capsnet.data.datasets import DEFAULT_VALIDATION, Choice, Dataset, Size, Splits, height_and_width
 from capsnet.data.progress import bar, notice
 from capsnet.data.seeds import generator
 from capsnet.errors import UserError
@@ -36,6 +38,7 @@ SUFFIXES = frozenset(
 )
 VALIDATION_NAMES = ("validation", "val", "valid")
 PARTS = {"train": "train", "test": "test"} | dict.fromkeys(VALIDATION_NAMES, "validation")
+FILE_COLUMNS = frozenset(("file", "filename", "path", "image"))
 LARGEST_DEFAULT = 64
 
 
@@ -46,7 +49,7 @@ class Options:
     validation: int = DEFAULT_VALIDATION
     validation_choice: Choice = "seeded"
     seed: int = 0
-    image_size: int | None = None
+    image_size: Size = None
     channels: int | None = None
     progress: bool | None = None
 
@@ -66,7 +69,7 @@ class Entry:
 def load_folder(root: Path, options: Options = DEFAULTS) -> Splits:
     """The splits of a folder with one subfolder a class."""
     if not root.is_dir():
-        raise UserError(f"there is no folder {root}.")
+        raise UserError(f"there is no folder {root}: check its path.")
     entries = list(_entries_of_parts(root)) or list(_entries_of_classes(root, root))
     if not entries:
         raise UserError(
@@ -79,7 +82,7 @@ def load_folder(root: Path, options: Options = DEFAULTS) -> Splits:
 def load_csv(table: Path, options: Options = DEFAULTS) -> Splits:
     """The splits of a table of files and labels; several labels (or none) in any row make it multi-label."""
     if not table.is_file():
-        raise UserError(f"there is no file {table}.")
+        raise UserError(f"there is no file {table}: check its path.")
     entries = list(_rows(table))
     if not entries:
         raise UserError(f"{table} has no rows: each should be file,labels, such as 1.png,cat;dog.")
@@ -103,14 +106,14 @@ def _entries_of_classes(folder: Path, root: Path, part: str = "") -> Iterator[En
     above = {root.resolve(), *root.resolve().parents, folder.resolve()}
     for path in _subfolders(folder):
         if path.resolve() not in above:
-            yield from (Entry(file, (path.name,), part) for file in _pictures(path))
+            yield from (Entry(file, (path.name,), part) for file in pictures(path))
 
 
 def _subfolders(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
 
 
-def _pictures(folder: Path) -> Iterator[Path]:
+def pictures(folder: Path) -> Iterator[Path]:
     """Picture files at any depth, by name; hidden ones and linked folders are passed over."""
     for where, folders, names in os.walk(folder, followlinks=False):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
@@ -120,32 +123,48 @@ def _pictures(folder: Path) -> Iterator[Path]:
 
 
 def _rows(table: Path) -> Iterator[Entry]:
-    """The rows of a table; a first row that says "file" is a header, and may also name a split column."""
+    """The rows of a table; a cell for the split may be missing, one for the labels may only be empty."""
+    lines = _lines(table)
+    columns = _columns(lines[0][1], table) if lines else {}
+    if lines and columns:
+        lines.pop(0)
+    columns = columns or {"file": 0, "labels": 1, "split": 2}
+    for number, row in lines:
+        if len(row) <= max(columns["file"], columns["labels"]):
+            raise UserError(f"line {number} of {table} is {','.join(row)!r} and has no labels: write file,labels.")
+        part = "".join(row[columns["split"] :][:1]).lower() if "split" in columns else ""
+        if part and part not in PARTS:
+            raise UserError(
+                f"line {number} of {table} has split {part!r}: write train, validation or test, or say what the "
+                f"columns are in a first line such as file,labels,width."
+            )
+        yield Entry(table.parent / row[columns["file"]], _labels(row[columns["labels"]]), PARTS.get(part, ""))
+
+
+def _lines(table: Path) -> list[tuple[int, list[str]]]:
+    """The rows that are not empty, with the number of the line that each ends on."""
     try:
         with table.open(newline="", encoding="utf-8-sig") as file:
-            rows = [[cell.strip() for cell in row] for row in csv.reader(file) if any(row)]
+            reader = csv.reader(file)
+            return [(reader.line_num, [cell.strip() for cell in row]) for row in reader if any(row)]
     except (UnicodeDecodeError, csv.Error) as error:
         raise UserError(f"{table} is not a comma-separated table in UTF-8: {error}.") from error
-    columns = {"file": 0, "labels": 1, "split": 2}
-    if rows and rows[0][0].lower() in ("file", "filename", "path", "image"):
-        header = ["labels" if name.lower() == "label" else name.lower() for name in rows.pop(0)]
-        columns |= {"file": 0} | {name: header.index(name) for name in ("labels", "split") if name in header}
-    separators = ";|" if any(set(row[columns["labels"]]) & set(";|") for row in rows if len(row) > 1) else " "
-    for number, row in enumerate(rows, 1):
-        if len(row) < 2:
-            raise UserError(f"row {number} of {table} is {','.join(row)!r}; it should be file,labels.")
-        cells = row + [""] * 3
-        part = cells[columns["split"]].lower()
-        if part and part not in PARTS:
-            raise UserError(f"row {number} of {table} has split {part!r}: write train, validation or test.")
-        labels = _labels(cells[columns["labels"]], separators)
-        yield Entry(table.parent / cells[columns["file"]], labels, PARTS.get(part, ""))
 
 
-def _labels(cell: str, separators: str) -> tuple[str, ...]:
-    for separator in separators:
-        cell = cell.replace(separator, "\n")
-    return tuple(sorted({label.strip() for label in cell.split("\n")} - {""}))
+def _columns(row: list[str], table: Path) -> dict[str, int]:
+    """Where a header has file, labels and split; nothing when the row is no header."""
+    names = ["labels" if cell.lower() == "label" else cell.lower() for cell in row]
+    named = [name for name in names if name in FILE_COLUMNS]
+    if not named or not (names[0] in FILE_COLUMNS or "labels" in names):
+        return {}
+    if "labels" not in names:
+        raise UserError(f"the first line of {table} names {', '.join(row)} and no labels: call that column labels.")
+    columns = {"file": names.index(named[0]), "labels": names.index("labels")}
+    return columns | ({"split": names.index("split")} if "split" in names else {})
+
+
+def _labels(cell: str) -> tuple[str, ...]:
+    return tuple(sorted({label.strip() for label in cell.replace("|", ";").split(";")} - {""}))
 
 
 def _splits(entries: list[Entry], name: str, options: Options, multi_label: bool) -> Splits:
@@ -198,14 +217,14 @@ def _readable(entries: list[Entry], name: str, progress: bool | None) -> tuple[l
             report(done)
     _tell(problems)
     if not fine:
-        raise UserError(f"none of the {len(entries)} images of {name} can be read.")
+        raise UserError(f"none of the {len(entries)} images of {name} can be read: see above what is wrong with them.")
     return fine, sizes
 
 
 def _target_size(sizes: list[tuple[int, int]], options: Options) -> tuple[int, int]:
     """(h, w) of every image."""
-    if options.image_size:
-        return options.image_size, options.image_size
+    if size := height_and_width(options.image_size):
+        return size
     common = set(sizes)
     if len(common) == 1 and max(sizes[0]) <= LARGEST_DEFAULT:
         return sizes[0]
@@ -228,7 +247,7 @@ def _decode(entries: list[Entry], size: tuple[int, int], name: str, options: Opt
             report(done)
     _tell(problems)
     if not images:
-        raise UserError(f"none of the {len(entries)} images of {name} can be read.")
+        raise UserError(f"none of the {len(entries)} images of {name} can be read: see above what is wrong with them.")
     c = max(len(image) for image in images)
     return torch.stack([image.expand(c, *size) for image in images]), decoded
 
@@ -245,7 +264,7 @@ def _decode_one(path: Path, size: tuple[int, int], channels: int | None) -> Tens
             image = upright_on_white(file)
         pixels = fit(image, channels or (1 if image.mode == "L" else 3), *size)
     except Exception as error:  # decoders raise whatever they like at broken data
-        return f"{path} cannot be read as a picture: {error}."
+        return f"{path} is damaged ({error}): save or copy it again."
     grey = channels is None and len(pixels) == 3 and bool((pixels == pixels[:1]).all())
     return pixels[:1] if grey else pixels
 
@@ -275,7 +294,9 @@ def _part_indices(entries: list[Entry], labels: Tensor, options: Options, name: 
         train, validation = _cut(train, strata, wanted, options.validation_choice, options.seed, "validation")
     if not len(train) or not len(test):
         raise UserError(f"{name} has {len(entries)} images, too few to train on some and test on others.")
-    return [train, validation if options.validation else validation[:0], test]
+    if len(validation) and not options.validation:
+        notice(f"validation=0 holds back no images, but {name} has {len(validation)} of its own: they stay apart.")
+    return [train, validation, test]
 
 
 def _validation_size(available: int, tenth: int, asked: int) -> int:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 MOST_PIXELS = 100_000_000
-LONGEST_SIDE = 20_000
+LONGEST_SIDE = 20_000  # refused from here on
 WORKING_SIDE = 256  # pixels of the longer side while looking for the ink
 FAINTEST_INK = 0.12  # of the range from paper to black; anything fainter is taken for a shadow
 
@@ -39,16 +39,19 @@ class Prepared:
     note: str
 
 
-def read_image(source: str | os.PathLike[str] | IO[bytes]) -> Image:
-    """A picture as mode "L" or "RGB": turned upright by its EXIF tag, transparent parts on white."""
-    name = str(source) if isinstance(source, str | os.PathLike) else "the picture"
+def read_image(source: str | os.PathLike[str] | IO[bytes], name: str = "") -> Image:
+    """A picture as mode "L" or "RGB": turned upright by its EXIF tag, transparent parts on white.
+
+    `name` is what errors call it (default: its path).
+    """
+    name = name or (str(source) if isinstance(source, str | os.PathLike) else "the picture")
     if isinstance(source, str | os.PathLike) and not os.path.isfile(source):
-        raise UserError(f"there is no file {name}.")
+        raise UserError(f"there is no file {name}: check its path.")
     with open_bounded(source, name) as image:
         try:
             return upright_on_white(image)
         except Exception as error:  # decoders raise whatever they like at broken data
-            raise UserError(f"{name} cannot be read as a picture: {error}.") from error
+            raise UserError(f"{name} is damaged ({error}): save or copy it again.") from error
 
 
 @contextmanager
@@ -64,11 +67,13 @@ def open_bounded(source: str | os.PathLike[str] | IO[bytes], name: str) -> Itera
                 warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # we raise an error instead
                 image = stack.enter_context(Image.open(stream))
         except Image.DecompressionBombError as error:
-            raise UserError(f"{name} is too large: {error}.") from error
+            raise UserError(f"{name} is too large ({error}): shrink it first.") from error
         except Image.UnidentifiedImageError as error:
-            raise UserError(f"{name} is not a picture in a format that Pillow knows (PNG, JPEG, …).") from error
+            raise UserError(f"{name} is not a picture in a format that Pillow knows: make it a PNG or JPEG.") from error
+        except OSError as error:
+            raise UserError(f"{name} cannot be read ({error.strerror or error}): check who may read it.") from error
         except Exception as error:
-            raise UserError(f"{name} cannot be read as a picture: {error}.") from error
+            raise UserError(f"{name} is damaged ({error}): save or copy it again.") from error
         _check_size(image, name, Image.MAX_IMAGE_PIXELS)
         yield image
 
@@ -78,8 +83,8 @@ def _check_size(image: Image, name: str, pillows_limit: int | None) -> None:
     most = min(MOST_PIXELS, pillows_limit or MOST_PIXELS)
     if not width or not height:
         raise UserError(f"{name} is empty: {width}×{height} pixels.")
-    if max(width, height) > LONGEST_SIDE or width * height > most:
-        limit = f"at most {LONGEST_SIDE} on a side and {most // 1_000_000} million in all"
+    if max(width, height) >= LONGEST_SIDE or width * height > most:
+        limit = f"fewer than {LONGEST_SIDE:,} on a side and at most {most // 1_000_000} million in all"
         raise UserError(f"{name} is too large: {width}×{height} pixels, and {limit} are read; shrink it first.")
 
 

@@ -19,15 +19,21 @@ from capsnet.models import CapsNet
 
 
 @torch.inference_mode()
-def reconstructions(model: CapsNet, images: Tensor, true: Tensor | None = None) -> Figure:
+def reconstructions(model: CapsNet, images: Tensor, true: Tensor | None = None, label: int | None = None) -> Figure:
     """What a model paints from its poses, beside its inputs (Fig. 3): right ones, and wrong ones if `true` is given.
 
-    images (n, c, h, w), uint8 or 0 to 1; true (n,) labels.
+    images (n, c, h, w), uint8 or 0 to 1; true (n,) labels. `label` paints all from this class's pose instead of from
+    the predicted one's, and then nothing is right or wrong.
     """
-    prediction = model.predict(images)
+    prediction = model.predict(images, top=1)
     if prediction.reconstructions is None or prediction.poses is None:
         raise UserError("this model has no decoder, so it cannot paint reconstructions: train one with a decoder.")
     names = [shown(name, number, 8) for number, name in enumerate(model.classes)]
+    if label is not None:
+        whose = torch.full((len(images),), label, device=model.device)
+        painted = model.reconstruct(prediction.poses.to(model.device), whose)
+        assert painted is not None  # there is a decoder
+        return painted_beside(images, painted.cpu(), None, [names[label]] * len(images), whose="chosen")
     predicted = [names[k] for k in prediction.labels.tolist()]
     if true is None:
         return painted_beside(images, prediction.reconstructions, None, predicted)
@@ -42,12 +48,14 @@ def painted_beside(
     true: Sequence[str] | None,
     predicted: Sequence[str],
     painted_true: Tensor | None = None,
+    whose: str = "predicted",
 ) -> Figure:
     """Inputs above what was painted from the predicted class, right ones and wrong ones (Fig. 3).
 
     images, painted, painted_true (n, c, h, w); true, predicted: n names. An example is wrong where they differ; it
     then has a third tile, painted from the class that is there. (l, p, r): label, prediction, and the class that
-    the reconstruction was painted from. Without `true` nothing is right or wrong.
+    the reconstruction was painted from. Without `true` nothing is right or wrong; `whose` class it was painted from is
+    then said above.
     """
     stacks = [
         _stack(k, images, painted, None if true is None else true[k], predicted[k], painted_true)
@@ -59,12 +67,13 @@ def painted_beside(
     downs = [len(line[0]) * (height + 15) + 14 for _, line in lines]  # room for words under each tile
     figure, axes = sheet(WIDTH, snap(58 + sum(downs)))
     triple = "(l, p, r): label, prediction, class that was painted"
-    heading(axes, "Reconstructions", "painted from the pose of the predicted class" if true is None else triple)
+    heading(axes, "Reconstructions", f"painted from the pose of the {whose} class" if true is None else triple)
+    rows = ("input", "painted") if true is None else ("input", "from prediction", "from label")
     for k, (name, line) in enumerate(lines):
         top = 54.0 + sum(downs[:k])
         colour = VERMILLION if name == "wrong" else BLUE
         axes.text(14, top + height / 2 - 12, name, size=TEXT, weight="bold", color=colour, va="center")
-        _tiles(axes, line, left, top, width, height, (WIDTH - left - 6) / columns)
+        _tiles(axes, line, rows, left, top, width, height, (WIDTH - left - 6) / columns)
     return figure
 
 
@@ -95,10 +104,11 @@ def _in_lines(stacks: Sequence[Stack], columns: int, judged: bool) -> list[tuple
 
 
 def _tiles(
-    axes: Axes, line: Sequence[Stack], left: float, top: float, width: float, height: float, space: float
-) -> None:
+    axes: Axes, line: Sequence[Stack], rows: Sequence[str],
+    left: float, top: float, width: float, height: float, space: float,
+) -> None:  # fmt: skip
     """A line of stacks, with what each row is at its left and the words under each tile."""
-    for row, said in enumerate(("input", "from prediction", "from label")[: len(line[0])]):
+    for row, said in enumerate(rows[: len(line[0])]):
         axes.text(14, top + row * (height + 15) + height / 2, said, size=TINY, color=MUTED, va="center")
     for k, stack in enumerate(line):
         for row, (pixels, words, colour) in enumerate(stack):

@@ -258,7 +258,7 @@ def multiply_backward(
     filters = _split(empty(_length(plan, False, o * c)), plan, False, o * c)
     grad_inputs = _split(empty(_length(plan, False, rows * c) if take else 0), plan, False, rows * c)
     inputs = _split(flat, plan, True, rows * c) if weight_wanted else grad_inputs
-    grad_weight = torch.empty(weight.shape if weight_wanted else 0)
+    grad_weight = weight.new_empty(weight.shape if weight_wanted else 0)
     for phase, taps_of_phase, U, V, grad_V in zip(plan.phases, taps, filters, inputs, grad_inputs, strict=True):
         part, U3 = total[phase.products], U.view(-1, o, c)
         if weight_wanted:  # U serves as the place for its own gradient

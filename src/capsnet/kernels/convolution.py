@@ -38,6 +38,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from capsnet.kernels.bilinear import Algorithm, Pair, Phase, algorithm, multiply, multiply_backward, phase_sizes
+from capsnet.kernels.once import differentiable_once
 from capsnet.kernels.switch import enabled
 
 SMALL = 2**15  # inputs of fewer numbers go to F.conv2d unexamined: the examination would take longer than it saves
@@ -194,6 +195,7 @@ def _conv_gradients(ctx: Any, grad: Tensor, _: None) -> tuple[Tensor | None, ...
 
 
 _conv.register_autograd(_conv_gradients, setup_context=_conv_save)
+differentiable_once(_conv_backward, "convolution")
 
 
 # --- Which way to compute it ------------------------------------------------------------------------------
@@ -251,7 +253,8 @@ def has_bf16() -> bool:
     """
     if os.environ.get("CAPSNET_EMULATE_BF16") == "1":
         return True
-    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    # PyTorch keeps these to itself, so they may be gone in another version: then bfloat16 is computed in float32
+    return any(getattr(torch.cpu, name, bool)() for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"))
 
 
 def wants_bf16(x: Tensor) -> bool:

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 import numba
@@ -178,11 +180,17 @@ inner = numba.njit(**_OPTIONS)
 
 
 def compiled(function: Callable[..., None]) -> Callable[..., None]:
-    """Compile at the first call, and keep the result on disk where there is a place for it."""
+    """Compile at the first call, and keep the result on disk where there is a place for it.
+
+    Numba names the file on disk after the function, and takes it for stale when the function's own file has changed.
+    What is inlined from here must count too, so a fingerprint of both files goes into the name.
+    """
     try:
+        sources = Path(function.__code__.co_filename).read_bytes() + Path(__file__).read_bytes()
+        function.__qualname__ += f"_{sha256(sources).hexdigest()[:12]}"
         return numba.njit(cache=True, **_OPTIONS)(function)
-    except RuntimeError:  # neither this directory nor the user's cache can be written
-        return numba.njit(**_OPTIONS)(function)
+    except (OSError, RuntimeError):  # there is no source to read, or neither this directory nor the user's cache
+        return numba.njit(**_OPTIONS)(function)  # can be written
 
 
 @inner

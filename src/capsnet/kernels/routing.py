@@ -26,6 +26,7 @@ The first iteration has V = 0 and uniform couplings.
 
 from __future__ import annotations
 
+import warnings
 from functools import cache
 from typing import Protocol
 
@@ -33,8 +34,10 @@ import torch
 from torch import Tensor
 
 from capsnet.functional import EPS, squash
+from capsnet.kernels.once import differentiable_once
 from capsnet.kernels.routing_torch import OwnVotes, SharedVotes
 
+TOO_LARGE = 1 << 30  # bytes of votes; the plain form holds several times as much
 MANY_UPPER = 24  # measured: at 10 upper capsules the fused loops are 3 times faster, at 50 SharedVotes is
 
 
@@ -56,13 +59,17 @@ class Votes(Protocol):
 def worth_it(u: Tensor, W: Tensor) -> bool:
     """Whether `dynamic_routing` beats the plain einsum: when û is large, and the batch is if no W is shared.
 
-    Below that the rearranging costs more than it saves, above it all depends on memory; the sizes are measured. An
-    exported program takes the plain form: it may run where this package is not installed.
+    Below that the rearranging costs more than it saves, above it all depends on memory; the sizes are measured, on a
+    CPU. Other devices have the bandwidth to take the plain form, until the votes are too large to hold. An exported
+    program takes it too: it may run where this package is not installed.
     """
     if torch.compiler.is_exporting():
         return False
     b, i, (n, j, q, _) = u.shape[0], u.shape[1], W.shape
     votes = b * i * j * q
+    too_large = votes * u.element_size() > TOO_LARGE
+    if too_large or u.device.type != "cpu":
+        return too_large
     return votes >= 180_000 if n < i else votes >= 400_000 and b >= 16
 
 
@@ -82,14 +89,30 @@ def choose(u: Tensor, W: Tensor, leaky: bool) -> Votes:
 
 @cache
 def _fused() -> type[Votes] | None:
-    """The compiled loops, or None where Numba is not installed or cannot compile them here."""
+    """The compiled loops, or None where Numba is not installed, or cannot compile them here, which is said once."""
     try:
         from capsnet.kernels.routing_numba import FusedVotes
 
-        FusedVotes(torch.zeros(1, 1, 1), torch.zeros(1, 1, 1, 1), False).route(None)
-    except Exception:  # a library we can do without must not stop anything, whatever its reasons
+        _try_out(FusedVotes)
+    except Exception as error:  # a library we can do without must not stop anything, whatever its reasons
+        if not (isinstance(error, ModuleNotFoundError) and error.name == "numba"):
+            warnings.warn(
+                f"Numba is installed but does not work here, so routing takes a slower way: {error!r}",
+                RuntimeWarning,
+                stacklevel=2,
+            )
         return None
     return FusedVotes
+
+
+def _try_out(kind: type[Votes]) -> None:
+    """Forwards and backwards once with the smallest of votes, so that everything gets compiled."""
+    cpu = {"dtype": torch.float32, "device": "cpu"}
+    V = torch.ones(1, 1, 1, **cpu)  # type: ignore[call-overload]
+    votes = kind(V, V[None], False)
+    votes.route(V)
+    votes.pull(V, V, True)
+    votes.gradients()
 
 
 def dynamic_routing(
@@ -97,7 +120,7 @@ def dynamic_routing(
 ) -> Tensor:
     """Procedure 1: u (b, i, p), W (n, j, q, p) with n dividing i, bias (j, q) or None → v (b, j, q).
 
-    Half precision, and everything under autocast, is computed and returned in float32.
+    Half precision, and everything under autocast, is computed and returned in float32. It can be differentiated once.
 
     >>> dynamic_routing(torch.randn(2, 6, 8), torch.randn(6, 10, 16, 8), None, 3).shape
     torch.Size([2, 10, 16])
@@ -180,3 +203,4 @@ def _gradients(ctx, g_v, g_every_s):  # type: ignore[no-untyped-def]
 
 
 _forward.register_autograd(_gradients, setup_context=_keep)
+differentiable_once(_backward, "routing")

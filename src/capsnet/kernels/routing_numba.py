@@ -11,8 +11,7 @@ order: results are the same bits whatever the number of threads. The jobs releas
 PyTorch's own OpenMP threads.
 
 Array arguments are flat; an argument `x_at` says where in `x` to begin. Compiling takes some seconds, once: the
-result is kept on disk. (Numba looks at this file alone to see whether that is stale: after a change of `lanes.py`,
-touch this file.)
+result is kept on disk. Memory comes from `new_empty` and the like of what came in, whatever PyTorch's defaults are.
 """
 
 # mypy: disable-error-code="no-untyped-def,call-arg,call-overload,var-annotated,import-untyped"
@@ -280,15 +279,15 @@ class FusedVotes:
             u, W = (torch.nn.functional.pad(x, (0, self.p - self.true_p)) for x in (u, W))
         self.u, self.W = self._tiled(u), W.contiguous()
         rows = self.j * self.q
-        by_eight = _flat(torch.empty(self.n * -(-rows // 8) * 8 * self.p))
+        by_eight = _flat(u.new_empty(self.n * -(-rows // 8) * 8 * self.p))
         run(_regroup, [(*part, _flat(self.W), rows, self.p, by_eight) for part in _parts(self.n, JOBS)])
         self.common = (_flat(self.u), by_eight, self.i, self.n, self.j, self.q, self.p, leaky)
         self.pulled: list[tuple[Tensor, Tensor]] = []
-        self.first = torch.zeros(self.tiles, self.j, self.q, LANES)
+        self.first = u.new_zeros(self.tiles, self.j, self.q, LANES)
         self.through = True
 
     def route(self, V: Tensor | None) -> Tensor:
-        V = torch.zeros(self.b, self.j, self.q) if V is None else V
+        V = self.u.new_zeros(self.b, self.j, self.q) if V is None else V
         return self._sum_over_capsules(_route, self._tiled(V))
 
     def pull(self, V: Tensor | None, g_s: Tensor, through_couplings: bool) -> Tensor | None:
@@ -300,7 +299,7 @@ class FusedVotes:
         return self._sum_over_capsules(_pull, *self.pulled[-1]) if through_couplings else None
 
     def gradients(self) -> tuple[Tensor, Tensor]:
-        g_u, g_W = torch.empty_like(self.u), torch.zeros(self.n, self.j, self.q, self.p)
+        g_u, g_W = torch.empty_like(self.u), torch.zeros_like(self.W)
         steps = len(self.pulled)
         V, g_s = [torch.stack(x) for x in zip(*self.pulled, strict=True)] if steps else [self.first] * 2
         inputs = (_flat(self.W), self.tiles, steps, _flat(V), _flat(g_s), _flat(self.first), self.through)
@@ -311,7 +310,7 @@ class FusedVotes:
     def _sum_over_capsules(self, job: Callable[..., None], *inputs: Tensor) -> Tensor:
         """Every job has a tile and a part of the lower capsules; the parts are added in order. → (b, j, q)."""
         parts = _parts(self.i, -(-JOBS // self.tiles))
-        out = torch.zeros(len(parts), self.tiles, self.j, self.q, LANES)
+        out = self.u.new_zeros(len(parts), self.tiles, self.j, self.q, LANES)
         flat, arguments, size = _flat(out), [_flat(x) for x in inputs], out[0, 0].numel()
         places = [(tile, k) for tile in range(self.tiles) for k in range(len(parts))]
         run(

@@ -13,14 +13,12 @@ from math import prod
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.grad import conv2d_input
 
 from capsnet.kernels.bilinear import Algorithm, Pair, Phase, multiply, multiply_backward, phase_sizes
 from capsnet.kernels.convolution import (
     choose_tile,
-    conv2d,
     from_output,
     has_bf16,
     if_wanted,
@@ -30,6 +28,7 @@ from capsnet.kernels.convolution import (
     wants_bf16,
     window,
 )
+from capsnet.kernels.once import differentiable_once
 
 
 def _patches(x: Tensor, kernel: tuple[int, ...], strides: list[int], phase: Phase) -> Tensor:
@@ -174,6 +173,16 @@ def _stem_gradients(ctx: Any, grad: Tensor, *_: None) -> tuple[Tensor | None, ..
 
 
 _stem.register_autograd(_stem_gradients, setup_context=_stem_save)
+differentiable_once(_stem_backward, "convolution")
+
+
+def stem_pays(x: Tensor, weight1: Tensor, weight2: Tensor, stride1: int = 1, stride2: int = 2) -> bool:
+    """Whether `stem_conv2d` is the fastest way: where conv1 is best plain, and conv2 bilinear in one tile."""
+    size = (*x.shape[:1], len(weight1), *out_size(x.shape, weight1.shape, stride1))
+    tile = choose_tile(x, size, weight2, stride2)
+    if tile is None or tile != out_size(size, weight2.shape, stride2):
+        return False
+    return x.shape[1] == weight1.shape[1] and choose_tile(x, x.shape, weight1, stride1) is None
 
 
 def stem_conv2d(
@@ -187,12 +196,8 @@ def stem_conv2d(
 ) -> Tensor:
     """conv2(relu(conv1(x))), with conv1 writing its result where and how conv2's transform reads it.
 
-    Taken where conv1 is plain and conv2 bilinear in one tile; otherwise it is the two convolutions in turn.
+    For the shapes and dtypes of which `stem_pays` is true; it can be differentiated once.
     """
-    size = (*x.shape[:1], len(weight1), *out_size(x.shape, weight1.shape, stride1))
-    tile = choose_tile(x, size, weight2, stride2)
-    if tile != out_size(size, weight2.shape, stride2) or choose_tile(x, x.shape, weight1, stride1):
-        return conv2d(F.relu(conv2d(x, weight1, bias1, stride1)), weight2, bias2, stride2)
     tensors = [t if t is None else t.float() for t in (x, weight1, bias1, weight2, bias2)]
     keep = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
     y, *_ = _stem(*tensors, [stride1, stride2], wants_bf16(x) and has_bf16(), keep)

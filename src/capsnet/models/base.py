@@ -15,6 +15,8 @@ from capsnet.routing import Trace
 if TYPE_CHECKING:
     from capsnet.config import ModelConfig
 
+PRESENT = 0.5  # the length from which a class counts as there, where an image may have several
+
 
 class Output(NamedTuple):
     """What a forward pass gives."""
@@ -43,6 +45,7 @@ class Classifier(nn.Module):
         super().__init__()
         self.config = config
         self.classes: tuple[str, ...] = tuple(str(j) for j in range(config.num_classes))
+        self.multi_label = False  # True: images have several labels or none, and `predict` names all that are there
 
     @property
     def device(self) -> torch.device:
@@ -67,7 +70,7 @@ class Classifier(nn.Module):
         self,
         images: Tensor | np.ndarray,
         *,
-        top: int = 1,
+        top: int | None = None,
         threshold: float | None = None,
         trace: bool = False,
         batch_size: int = 128,
@@ -75,8 +78,12 @@ class Classifier(nn.Module):
         """Labels, lengths, poses, reconstructions and, if asked for, the routing trace of an array of images.
 
         images: uint8 (0 to 255) or float (0 to 1), of shape (h, w), (b, h, w), (c, h, w) or (b, c, h, w).
-        One label by default; `top=2` gives the two longest classes, `threshold=0.5` all that are at least so long.
+        One label by default; `top=2` gives the two longest classes, `threshold=0.5` all that are at least so long,
+        which is what a multi-label model does unless told otherwise.
         """
+        if self.multi_label and top is None and threshold is None:
+            threshold = PRESENT
+        top = 1 if top is None else top
         if top < 1 or batch_size < 1:
             raise UserError(f"top and batch_size are at least 1 and are {top} and {batch_size}.")
         was_training = self.training

@@ -25,7 +25,6 @@ class CNN(Classifier):
         self, config: CNNConfig, *, device: torch.device | None = None, dtype: torch.dtype | None = None
     ) -> None:
         super().__init__(config)
-        self.multi_label = False
         channels, height, width = config.image_shape
         check_features(config)
         features: list[nn.Module] = []

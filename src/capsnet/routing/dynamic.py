@@ -39,7 +39,8 @@ def dynamic_routing(
 ) -> Routed:
     """Route lower capsules u (b, i, p) through W (n, j, q, p) to upper capsules (b, j, q).
 
-    Without a trace a kernel computes the same thing faster where it can (`capsnet.kernels.routing`).
+    Without a trace a kernel computes the same thing faster where it can (`capsnet.kernels.routing`). A kernel can be
+    differentiated once: for second derivatives route inside `with capsnet.kernels.plain():`.
 
     >>> dynamic_routing(torch.randn(2, 6, 8), torch.randn(6, 10, 16, 8)).v.shape
     torch.Size([2, 10, 16])

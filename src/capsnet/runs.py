@@ -1,0 +1,231 @@
+"""A run: the state of a training under way, and the folder that it has to itself.
+
+config.json comes first, state.safetensors lasts as long as the training, and results.json, model.safetensors and
+report.html come at the end, before the state goes. At every moment a run can go on from what its folder holds.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import os
+import weakref
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from capsnet import checkpoint
+from capsnet.config import Config, to_dict
+from capsnet.data import Batches, Splits
+from capsnet.errors import UserError
+from capsnet.models.registry import Model
+
+CONFIG_FILE = "config.json"
+METRICS_FILE = "metrics.jsonl"
+LOCK_FILE = ".lock"
+KEPT = {"step": int, "seconds": float, "best_error": float, "best_epoch": int}  # the numbers in a state
+
+
+class Taken(UserError):
+    """The folder belongs to another training."""
+
+
+class Lock:
+    """A folder to oneself until `release`, or until the process ends: the system frees the lock of a dead one."""
+
+    def __init__(self, folder: Path) -> None:
+        handle = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o666)
+        self.release = weakref.finalize(self, os.close, handle)
+        try:
+            import fcntl
+
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self.release()
+            raise Taken(
+                f"a training is under way in {folder}: wait until it ends, or choose another folder with --out."
+            ) from None
+        except (ImportError, OSError):
+            pass  # Windows and some network disks have no such locks: there it is up to the user
+
+
+def claim(folder: Path) -> Lock:
+    """The folder of a new run, made if need be and locked; one that holds anything is refused."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = Lock(folder)
+    try:
+        check_free(folder)
+    except Taken:
+        lock.release()
+        raise
+    checkpoint.remove_leftovers(folder)
+    return lock
+
+
+def check_free(folder: Path) -> None:
+    """Refuse a folder that holds anything but what a start that was killed at once has left."""
+    of_no_value = {folder / LOCK_FILE, *checkpoint.leftovers(folder)}
+    if folder.exists() and set(folder.iterdir()) - of_no_value:
+        raise Taken(
+            f"{folder} exists already and is not overwritten: choose another folder with --out, "
+            f"or continue that training with --resume {folder}."
+        )
+
+
+def has_finished(folder: Path) -> bool:
+    return (folder / checkpoint.MODEL_FILE).exists() and not (folder / checkpoint.STATE_FILE).exists()
+
+
+def can_go_on(folder: Path) -> bool:
+    """Whether a training has begun here and not come to its end."""
+    begun = (folder / CONFIG_FILE).exists() or (folder / checkpoint.STATE_FILE).exists()
+    return begun and not has_finished(folder)
+
+
+def append_metrics(folder: Path, record: dict[str, Any]) -> None:
+    with (folder / METRICS_FILE).open("a") as file:
+        file.write(json.dumps(record) + "\n")
+
+
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    """The records of metrics.jsonl; a last line that a kill cut off is left out."""
+    path = folder / METRICS_FILE
+    records = []
+    for line in path.read_text(errors="replace").splitlines() if path.exists() else []:
+        try:
+            records.append(json.loads(line))
+        except ValueError:
+            break
+    return records
+
+
+def forget_metrics_after(folder: Path, step: int) -> None:
+    """Drop what was logged after the checkpoint: those steps are about to be done again."""
+    if (folder / METRICS_FILE).exists():
+        kept = [record for record in read_metrics(folder) if record["step"] <= step]
+        content = "".join(json.dumps(record) + "\n" for record in kept)
+        checkpoint.write_bytes(folder / METRICS_FILE, content.encode())
+
+
+@dataclass
+class Run:
+    """A training under way, which has its folder to itself: what has to survive is in `tensors()` and `record()`."""
+
+    folder: Path
+    config: Config
+    splits: Splits
+    model: Model
+    optimizer: torch.optim.Optimizer
+    batches: Batches
+    step: int = 0
+    seconds: float = 0.0
+    best_error: float = math.inf
+    best_epoch: int = 0
+    average: dict[str, Tensor] = field(default_factory=dict)
+    best: dict[str, Tensor] = field(default_factory=dict)
+    lock: Lock | None = None
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.device
+
+    @property
+    def steps(self) -> int:
+        return self.config.epochs * len(self.batches)
+
+    @property
+    def epoch(self) -> int:
+        return self.step // len(self.batches)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Weights, averages and the optimiser's moments under stable names."""
+        groups = {"model": self.model.state_dict(), "average": self.average, "best": self.best}
+        moments = self.optimizer.state_dict()["state"]
+        return flatten(groups | {f"optimizer.{i}": values for i, values in moments.items()})
+
+    def expected_tensors(self) -> dict[str, Tensor]:
+        """Tensors of the names and shapes that `tensors()` has at this step."""
+        weights = self.model.state_dict()
+        groups = {"model": weights}
+        if self.step and self.config.average:
+            groups["average"] = weights
+        if self.best_epoch and self.config.patience:
+            groups["best"] = weights
+        learnt = [p for group in self.optimizer.param_groups for p in group["params"]] if self.step else []
+        for i, p in enumerate(learnt):
+            groups[f"optimizer.{i}"] = {"step": torch.zeros(()), "exp_avg": p, "exp_avg_sq": p}
+        return flatten(groups)
+
+    def record(self) -> dict[str, Any]:
+        state = {name: getattr(self, name) for name in KEPT}
+        if math.isinf(self.best_error):
+            state["best_error"] = None  # JSON has no infinity
+        return {"config": to_dict(self.config), "state": state}
+
+    def save(self) -> None:
+        """Write the state; one that has gone bad is refused, and the last good one stays."""
+        tensors = self.tensors()
+        require_finite(self, tensors)
+        checkpoint.write_tensors(self.folder / checkpoint.STATE_FILE, tensors, self.record())
+
+    def restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
+        """Take everything from a file, once it is certain that nothing is missing and all of it fits."""
+        file = self.folder / checkpoint.STATE_FILE
+        for name, value in check_state(state, self.steps, file).items():
+            setattr(self, name, value)
+        groups: dict[str, dict[str, Tensor]] = {}
+        for name, tensor in checkpoint.fit(tensors, self.expected_tensors(), file).items():
+            group, _, key = name.partition("/")
+            groups.setdefault(group, {})[key] = tensor
+        self.model.load_state_dict(groups.pop("model"))
+        self.average = {name: tensor.to(self.device) for name, tensor in groups.pop("average", {}).items()}
+        self.best = groups.pop("best", {})
+        moments = {int(group.removeprefix("optimizer.")): values for group, values in groups.items()}
+        self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": moments})
+
+    def averaged_model(self) -> Model:
+        """The model as it stands: with the averaged weights, where weights are averaged."""
+        return self._with(self.average)
+
+    def finished_model(self) -> Model:
+        """The model to keep: the best on validation if stopping early was asked for, else as it stands."""
+        return self._with(self.best or self.average)
+
+    def _with(self, tensors: dict[str, Tensor]) -> Model:
+        if not tensors:
+            return self.model
+        model = copy.deepcopy(self.model)  # class names and all
+        model.load_state_dict(tensors)
+        return model
+
+
+def flatten(groups: dict[str, dict[str, Tensor]]) -> dict[str, Tensor]:
+    return {f"{group}/{name}": tensor for group, values in groups.items() for name, tensor in values.items()}
+
+
+def check_state(state: dict[str, Any], steps: int, file: Path) -> dict[str, Any]:
+    """The numbers of a saved training: these and no others, each of its own kind and possible."""
+    values = {name: math.inf if name == "best_error" and value is None else value for name, value in state.items()}
+    known = values.keys() == KEPT.keys()
+    if not known or not all(type(values[name]) in (int, kind) and values[name] >= 0 for name, kind in KEPT.items()):
+        raise UserError(f"{file} does not say how far its training had come: it is damaged; train again.")
+    if values["step"] > steps:
+        raise UserError(f"{file} is at step {values['step']} of {steps}: the data are not those that it began with.")
+    return values
+
+
+def require_finite(run: Run, tensors: dict[str, Tensor]) -> None:
+    for name, tensor in tensors.items():
+        if not tensor.isfinite().all():
+            raise gone_bad(run, f"{name} is no longer finite after step {run.step}")
+
+
+def gone_bad(run: Run, what: str) -> UserError:
+    return UserError(
+        f"{what}; the last good checkpoint is kept in {run.folder}. "
+        f"Start a new run with an --lr below {run.config.lr:g}, or with --clip 1."
+    )

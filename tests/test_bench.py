@@ -1,0 +1,104 @@
+"""The benchmark: what it reports, and that its yardsticks compute what they claim to."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from capsnet import bench, kernels
+from capsnet.cli import main
+from capsnet.config import CapsNetConfig
+from capsnet.models import CapsNet
+
+RATIOS = (
+    "train_ratio_fp32",
+    "train_ratio_bf16",
+    "train_ratio_fp32_same_allocator",
+    "train_ratio_bf16_same_allocator",
+    "inference_ratio_batch128",
+    "inference_ratio_batch1",
+)
+SMALL = CapsNetConfig(stem_channels=(8,), primary_types=2)
+
+
+def test_the_benchmark_reports_every_ratio_and_the_memory_of_both_sides(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "--quick", "--batch", "4", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert all(result[name] > 0 for name in RATIOS)
+    assert result["peak_mb_fast"] > 100
+    assert result["peak_mb_plain"] > 100
+    assert result["certificate"]["cpu"]
+
+
+def test_the_public_style_network_computes_the_same_as_ours() -> None:
+    ours, public = CapsNet(SMALL), bench.PublicStyle(SMALL)
+    public.conv1.load_state_dict(ours.stem[0].state_dict())
+    public.primary.load_state_dict(ours.primary.conv.state_dict())
+    u_order = torch.arange(72).view(6, 6, 2).permute(2, 0, 1).flatten()  # ours is (h w type), theirs (type h w)
+    public.W.data = ours.caps[0].weight.data[u_order]  # type: ignore[union-attr,index,operator]
+    images = torch.rand(3, 1, 28, 28)
+    with kernels.plain():
+        torch.testing.assert_close(public(images).poses, ours(images).poses)
+
+
+def test_a_training_step_of_each_side_changes_the_weights() -> None:
+    for side in bench.SIDES:
+        worker = bench.Worker(side, bench.Case(SMALL, 4))
+        before = [p.detach().clone() for p in worker.model.parameters()]
+        worker.train()
+        assert all(not torch.equal(a, b) for a, b in zip(before, worker.model.parameters(), strict=True))
+
+
+def test_the_paper_networks_multiply_adds_are_counted_as_known() -> None:
+    conv1, primary, decoder = 20 * 20 * 256 * 81, 36 * 256 * 256 * 81, 160 * 512 + 512 * 1024 + 1024 * 784
+    votes = 1152 * 10 * 16
+    assert bench.multiply_adds(CapsNetConfig()) == conv1 + primary + decoder + votes * 8 + 6 * votes
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--image-size", "5"], "too small"),
+        (["--batch", "0"], "above 0"),
+        (["--quick", "--plot", "a.png"], "nothing to draw"),
+        (["--sweep", "--plot", "a.bmp"], "neither .png nor .svg"),
+    ],
+)
+def test_impossible_benchmarks_are_refused_at_once(
+    words: list[str], expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", *words]) == 2
+    assert expected in capsys.readouterr().err
+
+
+MANY_CLASSES = """
+import resource, torch
+from capsnet.config import CapsNetConfig, Config
+from capsnet.data import Batch
+from capsnet.functional import one_hot
+from capsnet.models import CapsNet
+from capsnet.training import compute_loss
+
+config = Config(model=CapsNetConfig(image_shape=(3, 96, 96), num_classes=200, shared=True))
+model = CapsNet(config.model)
+optimizer = torch.optim.Adam(model.parameters())
+labels = torch.arange(16)
+batch = Batch(torch.rand(16, 3, 96, 96), one_hot(labels, 200), labels, labels)
+loss = compute_loss(model, batch, config).total
+loss.backward()
+optimizer.step()
+finite = all(p.grad.isfinite().all() and p.isfinite().all() for p in model.parameters())
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, finite)
+"""
+
+
+def test_200_classes_on_96_pixels_train_at_batch_16_inside_8_gb() -> None:
+    done = subprocess.run([sys.executable, "-c", MANY_CLASSES], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    gigabytes, finite = done.stdout.split()
+    assert float(gigabytes) < 8
+    assert finite == "True"
