@@ -250,7 +250,7 @@ def test_reconstruct_refuses_an_unknown_class_or_kind_of_picture(run: Path, tmp_
 def test_the_class_to_decode_is_the_one_that_was_asked_for(
     run: Path, digits: data.Dataset, tmp_path: Path, capsys: Capture
 ) -> None:
-    photo = photo_of(digits.images[0, 0].numpy(), tmp_path / "seven.png")
+    photo = photo_of(digits.images[0, 0].numpy(), tmp_path / "photo.png")
     for name, more in (("longest", []), ("seven", ["--class", "7"]), ("three", ["--class", "3"])):
         assert main(["reconstruct", str(run), str(photo), "--out", str(tmp_path / f"{name}.png"), *more]) == 0
     longest, seven, three = (painted_tile(tmp_path / f"{name}.png") for name in ("longest", "seven", "three"))

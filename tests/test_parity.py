@@ -20,7 +20,7 @@ from capsnet.models.base import Output
 
 # Small, but large enough for every kernel. The larger image has its convolution cut into tiles.
 SMALL = CapsNetConfig(stem_channels=(128,), primary_types=16, decoder=(64,))
-LARGER = replace(SMALL, image_shape=(1, 36, 36), stem_channels=(32,), primary_types=32)
+LARGER = replace(SMALL, image_shape=(1, 36, 36), stem_channels=(64,), primary_types=8)
 OPTIONS: list[dict[str, Any]] = [
     {"leaky": True}, {"routing_bias": True}, {"detach": True}, {"shared": True}, {"primary_factor": True},
     {"leaky": True, "routing_bias": True, "shared": True, "hidden_caps": ((20, 12),)},
@@ -61,7 +61,7 @@ def results(model: CapsNet, forward: Callable[[Tensor], Output] | None = None, b
     generator = torch.Generator().manual_seed(1)
     images = torch.rand(b, *model.config.image_shape, generator=generator)
     labels = torch.randint(model.config.num_classes, (b,), generator=generator)
-    output = (forward or model)(images)
+    output = (model if forward is None else forward)(images)
     painted = model.reconstruct(output.poses, labels)
     assert painted is not None
     loss = margin_loss(output.lengths, one_hot(labels, 10)) + 0.0005 * reconstruction_loss(painted, images)

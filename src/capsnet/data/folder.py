@@ -148,7 +148,7 @@ def _lines(table: Path) -> list[tuple[int, list[str]]]:
             reader = csv.reader(file)
             return [(reader.line_num, [cell.strip() for cell in row]) for row in reader if any(row)]
     except (UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"{table} is not a comma-separated table in UTF-8: {error}.") from error
+        raise UserError(f"{table} is not a comma-separated table in UTF-8 ({error}): save it as one.") from error
 
 
 def _columns(row: list[str], table: Path) -> dict[str, int]:
@@ -185,7 +185,7 @@ def _classes(entries: list[Entry], name: str) -> tuple[str, ...]:
         raise UserError(f"{name} has {', '.join(strange)} in its validation or test part but not in train.")
     if len(everywhere) < 2:
         found = f"only '{everywhere.pop()}'" if everywhere else "none"
-        raise UserError(f"{name} needs at least two classes with readable images and has {found}.")
+        raise UserError(f"{name} needs at least two classes with readable images and has {found}: add others.")
     return tuple(sorted(everywhere))
 
 
