@@ -53,7 +53,7 @@ def test_every_table_is_what_the_results_say() -> None:
 
 def test_every_link_and_picture_of_the_pages_exists() -> None:
     for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
-        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+        for target in re.findall(r"(?:\]\(|src=\")([^)#\"]+)", page.read_text()):
             assert target.startswith("https://") or (page.parent / target).exists(), f"{page.name}: {target}"
 
 

@@ -352,12 +352,15 @@ def test_the_way_is_chosen_by_shape_and_dtype() -> None:
     assert chosen(16, 8, 8, 10) == "FusedVotes"
     assert chosen(16, 8, 4, 10) == "FusedVotes"
     assert chosen(16, 8, 4, 100) == "SharedVotes"
-    assert chosen(8, 8, 8, 10) == "OwnVotes"
+    assert chosen(8, 8, 8, 10) == "FusedVotes"
+    assert chosen(7, 8, 8, 10) == "OwnVotes"
     assert chosen(16, 8, 8, 10, torch.float64) == "OwnVotes"
 
 
-@pytest.mark.parametrize(("b", "n", "worth"), [(1, 1152, False), (128, 1152, True), (1, 32, True), (128, 8, True)])
-def test_a_single_image_is_left_to_the_plain_version_unless_w_is_shared(b: int, n: int, worth: bool) -> None:
+@pytest.mark.parametrize(
+    ("b", "n", "worth"), [(7, 1152, False), (8, 1152, True), (128, 1152, True), (1, 32, True), (128, 8, True)]
+)
+def test_a_few_images_are_left_to_the_plain_version_unless_w_is_shared(b: int, n: int, worth: bool) -> None:
     assert routing.worth_it(torch.empty(b, 1152, 8), torch.empty(n, 10, 16, 8)) == worth
     assert not routing.worth_it(torch.empty(b, 8, 8), torch.empty(min(n, 8), 10, 16, 8))
 

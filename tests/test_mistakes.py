@@ -61,7 +61,7 @@ def ours_fast(u: Tensor, W: Tensor, iterations: int = 3) -> Tensor:
 
 
 def ours_fused(u: Tensor, W: Tensor, iterations: int = 3) -> Tensor:
-    """The same in compiled loops, which take batches of at least sixteen: the rest are silent."""
+    """The same in compiled loops, which are not taken for a few examples: the rest are silent."""
     padded = torch.cat([u, torch.zeros(16, *u.shape[1:])])
     return ours_fast(padded, W, iterations)[: len(u)]
 

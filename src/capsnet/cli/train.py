@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
+import shutil
+import sys
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -163,12 +166,19 @@ def demo(argv: list[str]) -> int:
         folder = run.folder
     code = run_to_end(run, Train())
     if code == 0:
-        print(
-            f"\nWhat to try next:\n"
-            f"  open {folder}/report.html                         curves, mistakes, reconstructions, tweaks\n"
-            f"  capsnet predict {folder} photo.png                a photo or drawing of a digit\n"
-            f"  capsnet reconstruct {folder} --what tweaks        what each number of a pose means\n"
-            f"  capsnet train --preset paper                      the paper's own network\n"
-            f"  capsnet train --data folder:PATH                  your own images, one subfolder a class"
-        )
+        print(next_steps(folder))
     return code
+
+
+def next_steps(folder: Path) -> str:
+    """What to try next, with the command as it can be typed here."""
+    capsnet = "capsnet" if shutil.which("capsnet") else os.path.relpath(sys.argv[0])
+    steps = {
+        f"open {folder}/report.html": "curves, mistakes, reconstructions, tweaks",
+        f"{capsnet} predict {folder} photo.png": "a photo or drawing of a digit",
+        f"{capsnet} reconstruct {folder} --what tweaks": "what each number of a pose means",
+        f"{capsnet} train --preset paper": "the paper's own network",
+        f"{capsnet} train --data folder:PATH": "your own images, one subfolder a class",
+    }
+    width = max(map(len, steps))
+    return "\nWhat to try next:\n" + "\n".join(f"  {step:<{width}}  {why}" for step, why in steps.items())

@@ -37,6 +37,7 @@ from capsnet.functional import EPS, squash
 from capsnet.kernels.once import differentiable_once
 from capsnet.kernels.routing_torch import OwnVotes, SharedVotes
 
+FEWEST = 8  # examples; the fused loops take sixteen at a time, and win when half of those are there
 TOO_LARGE = 1 << 30  # bytes of votes; the plain form holds several times as much
 MANY_UPPER = 24  # measured: at 10 upper capsules the fused loops are 3 times faster, at 50 SharedVotes is
 
@@ -70,17 +71,17 @@ def worth_it(u: Tensor, W: Tensor) -> bool:
     too_large = votes * u.element_size() > TOO_LARGE
     if too_large or u.device.type != "cpu":
         return too_large
-    return votes >= 180_000 if n < i else votes >= 400_000 and b >= 16
+    return votes >= 180_000 if n < i else votes >= 400_000 and b >= FEWEST
 
 
 def choose(u: Tensor, W: Tensor, leaky: bool) -> Votes:
     """The way to compute that suits shape and device.
 
-    The fused loops take sixteen examples at a time, so they want a batch of that, float32 and a CPU. With shared
+    The fused loops take sixteen examples at a time, so they want half of that, float32 and a CPU. With shared
     transformations and many upper capsules `SharedVotes` does far less arithmetic: q times less, near enough.
     """
     shared, many = W.shape[0] < u.shape[1], W.shape[1] >= MANY_UPPER
-    if u.device.type == "cpu" and u.dtype == torch.float32 and len(u) >= 16 and not (shared and many):
+    if u.device.type == "cpu" and u.dtype == torch.float32 and len(u) >= FEWEST and not (shared and many):
         fused = _fused()
         if fused is not None:
             return fused(u, W, leaky)
