@@ -234,8 +234,8 @@ def quick() -> Config:
 
 @preset
 def paper() -> Config:
-    """The paper's text: 8,215,568 parameters, Adam, margin loss summed, shifts up to 2 px. 0.26 s a step of 128 on two
-    cores with the fast path: about 2 minutes an epoch, an hour in all. Error not measured yet.
+    """The paper's text: 8,215,568 parameters, Adam, margin loss summed, shifts up to 2 px. 0.3 s a step of 128 on two
+    cores with the fast path: two to three minutes an epoch, an hour in all. Error not measured yet.
 
     `capsnet train --preset paper`
     """
@@ -244,8 +244,8 @@ def paper() -> Config:
 
 @preset
 def official() -> Config:
-    """The authors' code, with every choice that the paper does not mention; as costly as `paper`, about 2 minutes an
-    epoch on two cores. Error not measured yet.
+    """The authors' code, with every choice that the paper does not mention; as costly as `paper`, two to three
+    minutes an epoch on two cores. Error not measured yet.
 
     `capsnet train --preset official`, with `--epochs 769` for their 300,000 steps: about a day.
     """
