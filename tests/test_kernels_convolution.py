@@ -122,6 +122,16 @@ def test_any_subset_of_gradients_can_be_asked_for(always_fast: None, wanted: tup
     agree(lambda *a: conv2d(*a, stride=2), lambda *a: F.conv2d(*a, stride=2), inputs)
 
 
+def test_a_relu_may_work_in_place_on_the_result(always_fast: None) -> None:
+    x, weight, bias = tensors(2, 3, 4, 10, 10, 3, 3)
+    result, fast = compute(lambda: torch.relu_(conv2d(x, weight, bias)))  # type: ignore[arg-type]
+    expected = F.relu(F.conv2d(x, weight, bias))  # type: ignore[arg-type]
+    assert fast
+    wanted = [x, weight, bias]
+    got, right = (torch.autograd.grad(y.square().sum(), wanted) for y in (result, expected))  # type: ignore[arg-type]
+    assert all(relative(a, b) < 1e-4 for a, b in zip(got, right, strict=True))
+
+
 def test_an_updated_weight_is_used_at_once(always_fast: None) -> None:
     x, weight, bias = tensors(2, 3, 4, 12, 12, 5, 5)
     conv2d(x, weight, bias, 2)

@@ -362,3 +362,14 @@ def test_an_unknown_routing_algorithm_is_refused_when_the_layer_is_made() -> Non
 def test_an_unknown_initialisation_is_refused(layer: Callable[..., nn.Module]) -> None:
     with pytest.raises(UserError, match=r"no initialisation 'offical'; did you mean 'official'\?"):
         layer(init="offical")
+
+
+@pytest.mark.parametrize(
+    ("lower", "upper", "shared"),
+    [(1152, 10, None), (288, 10, None), (20, 10, None), (1152, 200, None), (1152, 2, None), (8192, 200, 32)],
+)
+def test_fresh_class_capsules_are_neither_dead_nor_saturated(lower: int, upper: int, shared: int | None) -> None:
+    torch.manual_seed(0)
+    images = torch.rand(4, 1, 8) * 0.3 + torch.rand(4, lower, 8) * 0.1  # what the places of one image see is alike
+    lengths = DenseCaps(lower, 8, upper, 16, shared=shared)(images).norm(dim=-1)
+    assert 0.001 < lengths.mean() < 0.9

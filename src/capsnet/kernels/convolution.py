@@ -72,12 +72,19 @@ def to_output(Y: Tensor, bias: Tensor | None, tile: Pair, out: Pair, b: int) -> 
     """(tile outputs, tiles·b·o) to (b, o, h, w), channels last in memory."""
     tiles = _tiles(tile, out)
     Y = Y.view(*tile, len(tiles), b, -1)
-    y = Y.new_empty(b, *out, Y.shape[-1])
+    y = empty_output(Y, b, Y.shape[-1], out)
+    last = y.permute(0, 2, 3, 1)
     for t, ((i, j), _) in enumerate(tiles):
-        y[:, i : i + tile[0], j : j + tile[1]] = Y[:, :, t].permute(2, 0, 1, 3)
+        last[:, i : i + tile[0], j : j + tile[1]] = Y[:, :, t].permute(2, 0, 1, 3)
     if bias is not None:
-        y += bias
-    return y.permute(0, 3, 1, 2)
+        last += bias
+    return y
+
+
+def empty_output(like: Tensor, b: int, o: int, out: Pair) -> Tensor:
+    """Room for a result (b, o, h, w). It is no view of anything, so that a ReLU after it may work in place."""
+    last = torch.channels_last
+    return torch.empty((b, o, *out), dtype=torch.float32, device=like.device, memory_format=last)
 
 
 def from_output(grad: Tensor, tile: Pair) -> Tensor:
@@ -128,7 +135,7 @@ def _(
     x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, tile: list[int], bf16: bool, keep: bool
 ) -> tuple[Tensor, Tensor]:
     out, pair = out_size(x.shape, weight.shape, stride), (tile[0], tile[1])
-    y = x.new_empty((len(x), *out, len(weight)), dtype=torch.float32).permute(0, 3, 1, 2)
+    y = empty_output(x, x.shape[0], weight.shape[0], out)
     products = sum(m for m, _ in phase_sizes((weight.shape[2], weight.shape[3]), stride, pair))
     size = products * len(_tiles(pair, out)) * x.shape[0] * x.shape[1] if keep else 0
     return y, x.new_empty(size, dtype=torch.bfloat16 if bf16 else torch.float32)

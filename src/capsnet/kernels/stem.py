@@ -19,6 +19,7 @@ from torch.nn.grad import conv2d_input
 from capsnet.kernels.bilinear import Algorithm, Pair, Phase, multiply, multiply_backward, phase_sizes
 from capsnet.kernels.convolution import (
     choose_tile,
+    empty_output,
     from_output,
     has_bf16,
     if_wanted,
@@ -94,7 +95,7 @@ def _(
     keep: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     out, c = _stem_out(x, weight1, weight2, strides), len(weight1)
-    y = x.new_empty((len(x), *out, len(weight2)), dtype=torch.float32).permute(0, 3, 1, 2)
+    y = empty_output(x, x.shape[0], weight2.shape[0], out)
     sizes = phase_sizes((weight2.shape[2], weight2.shape[3]), strides[1], out)
     rows, dtype = len(x) if keep else 0, torch.bfloat16 if bf16 else torch.float32
     hidden = x.new_empty((rows * sum(n for _, n in sizes), c), dtype=dtype)
