@@ -150,7 +150,9 @@ def precision() -> str:
     for kind in ("fp32", "bf16"):
         errors, mean, std = (runs[kind][key] for key in ("errors", "mean", "std"))
         rows.append((kind, ", ".join(f"{error:.2f}" for error in errors), f"{mean:.3f} ± {std:.3f}"))
-    return table(["precision", "validation error of each seed, %", "mean ± std, %"], rows)
+    how = "emulated, on a processor without it" if runs["emulated"] else "in hardware"
+    note = f"{runs['epochs']} epoch, {runs['data']}; bfloat16 {how}.\n\n"
+    return note + table(["precision", "validation error of each seed, %", "mean ± std, %"], rows)
 
 
 def tried() -> str:
