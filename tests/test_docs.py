@@ -24,7 +24,7 @@ COMMANDS = [
     for line in block.splitlines()
     if not language and line.startswith("capsnet ")
 ]
-LONG = (["capsnet", "train"], ["capsnet", "train", "--preset", "paper"], ["capsnet", "bench", "--quick"])
+LONG = (["capsnet", "demo"], ["capsnet", "train", "--preset", "paper"], ["capsnet", "bench", "--quick"])
 
 
 def start(words: list[str], folder: Path) -> subprocess.Popen[str]:

@@ -222,6 +222,7 @@ class Side:
         self.process = subprocess.Popen(
             [sys.executable, "-c", "from capsnet.bench import serve; serve()", name, described],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=clean,
+            start_new_session=True,  # Ctrl-C is the parent's to handle; it ends the workers
         )  # fmt: skip
         self.requests = cast(IO[str], self.process.stdin)
         self.answers = cast(IO[str], self.process.stdout)

@@ -93,6 +93,8 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         record = json.loads(metadata.get("record", "null"))
     except (safetensors.SafetensorError, OSError, ValueError) as error:
+        if path.suffix.lower() in (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp"):
+            raise UserError(f"{path} is a picture and no model: name a model first, then the pictures.") from None
         raise UserError(f"{path} is damaged or only half there ({error}); restore it, or train again.") from None
     if metadata.get("capsnet") != FORMAT or not isinstance(record, dict):
         raise UserError(f"{path} was not written by this version of capsnet: its header has no format {FORMAT}.")

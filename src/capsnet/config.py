@@ -233,6 +233,17 @@ def quick() -> Config:
 
 
 @preset
+def own_images() -> Config:
+    """The quick network for a folder of your own images: small batches, a lower learning rate and more epochs. What
+    `--data folder:PATH` and `csv:PATH` take by default. About half a minute on two cores for a hundred images of 64 px;
+    the error is your data's and not measured here.
+
+    `capsnet train --data folder:PATH`
+    """
+    return replace(quick(), validation=10_000, epochs=30, batch_size=16, lr=0.001)
+
+
+@preset
 def paper() -> Config:
     """The paper's text: 8,215,568 parameters, Adam, margin loss summed, shifts up to 2 px. 0.3 s a step of 128 on two
     cores with the fast path: two to three minutes an epoch, an hour in all. Error not measured yet.

@@ -72,7 +72,8 @@ def take_preset(argv: list[str]) -> tuple[str, list[str]]:
             rest.append(word)
     if len(names) > 1:
         raise UserError(f"--preset is given {len(names)} times ({', '.join(names)}) and a run starts from one.")
-    return (names or ["quick"])[0], rest
+    own = any(word.removeprefix("--data=").startswith(("folder:", "csv:")) for word in rest)
+    return (names or ["own-images" if own else "quick"])[0], rest
 
 
 def refuse_settings(argv: list[str]) -> None:

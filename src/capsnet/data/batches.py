@@ -44,7 +44,7 @@ class Batches:
         if batch_size > len(dataset):
             raise UserError(
                 f"a batch of {batch_size} does not fit into the {len(dataset)} training images "
-                f"of {dataset.name}: choose a batch size of at most {len(dataset)}."
+                f"of {dataset.name}: choose a --batch-size of at most {len(dataset)}."
             )
         self.dataset, self.batch_size, self.seed = dataset, batch_size, seed
         self.augment, self.shuffle = augment, shuffle

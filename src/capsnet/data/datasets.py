@@ -126,6 +126,8 @@ def load(
         options = folder.Options(validation, validation_choice, seed, image_size, channels, progress)
         return read(Path(path).expanduser(), options)
     if name not in CLASSES:
+        if Path(name).is_dir():
+            raise UserError(f"there is no data set '{name}', but a folder of that name: did you mean folder:{name}?")
         raise unknown("data set", name, NAMES)
     train, test = (_convert(part, image_size, channels) for part in _published(name, progress))
     return _hold_back(train, test, validation, validation_choice, seed)

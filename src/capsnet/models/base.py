@@ -116,6 +116,8 @@ class Classifier(nn.Module):
             raise UserError(
                 f"images are uint8 (0 to 255) or floats (0 to 1) and these are {came.dtype}: convert them first."
             )
+        if came.is_floating_point() and came.numel() and came.max() > 2:
+            raise UserError(f"images as floats go from 0 to 1 and these go up to {came.max():g}: divide them by 255.")
         x = came.float() / 255 if came.dtype == torch.uint8 else came
         if x.dim() == 2:
             x = x[None, None]
