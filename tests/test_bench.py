@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
@@ -102,3 +104,13 @@ def test_200_classes_on_96_pixels_train_at_batch_16_inside_8_gb() -> None:
     gigabytes, finite = done.stdout.split()
     assert float(gigabytes) < 8
     assert finite == "True"
+
+
+def test_an_interrupted_benchmark_ends_without_a_traceback() -> None:
+    command = [sys.executable, "-m", "capsnet.cli", "bench", "--quick"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        time.sleep(8)  # the sides have started, and one of them computes
+        process.send_signal(signal.SIGINT)
+        _, error = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "Traceback" not in error

@@ -239,6 +239,7 @@ class Side:
         return json.loads(line)
 
     def close(self) -> None:
+        self.process.kill()  # it has nothing to lose, and may be in the middle of a step nobody waits for
         self.requests.close()
         self.answers.close()
         self.process.wait()
