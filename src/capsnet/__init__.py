@@ -10,7 +10,8 @@ from capsnet.errors import UserError
 from capsnet.functional import lengths, squash, votes
 from capsnet.layers import Decoder, DenseCaps, PrimaryCaps
 from capsnet.losses import margin_loss, reconstruction_loss
-from capsnet.models import CNN, CapsNet, Output, Prediction, create_model
+from capsnet.models import CNN, CapsNet, Output, Prediction
+from capsnet.pretrained import create_model
 from capsnet.routing import Routed, Trace, dynamic_routing
 
 __version__ = "0.1.0"

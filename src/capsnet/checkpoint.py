@@ -20,8 +20,9 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from capsnet import zoo
 from capsnet.config import model_from_dict, model_to_dict
-from capsnet.errors import UserError
+from capsnet.errors import UserError, unknown
 from capsnet.models.registry import Model, build
 
 FORMAT = "1"
@@ -113,7 +114,7 @@ def save_model(path: Path, model: Model, certificate: dict[str, Any]) -> None:
 
 
 def load(path: str | Path, device: str | torch.device = "cpu") -> Model:
-    """A trained model from a run's folder or a .safetensors file, ready to predict.
+    """A trained model ready to predict: a shipped one by its name, a run's folder or a .safetensors file.
 
     >>> model = load("runs/demo")  # doctest: +SKIP
     >>> model.predict(images).labels  # doctest: +SKIP
@@ -145,8 +146,13 @@ def check_record(record: dict[str, Any], num_classes: int, file: Path) -> None:
 
 
 def model_file(path: str | Path) -> Path:
-    """The weight file that a run's folder or a path means."""
+    """The weight file that a shipped model's name, a run's folder or a path means."""
+    if isinstance(path, str) and zoo.is_shipped(path):
+        return zoo.weight_file(path)
+    is_name = isinstance(path, str) and path == Path(path).name and not Path(path).suffix
     path = Path(path)
+    if is_name and not path.exists():
+        raise UserError(f"{unknown('model', path.name, zoo.names())} A run is named by its folder, such as runs/demo.")
     if path.is_dir():
         if not (path / MODEL_FILE).exists() and (path / STATE_FILE).exists():
             raise UserError(f"the training in {path} has not finished: `capsnet train --resume {path}` continues it.")

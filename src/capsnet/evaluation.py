@@ -9,16 +9,26 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from capsnet.data import Dataset, in_order
+from capsnet.data import Examples, in_order
 from capsnet.errors import UserError
 from capsnet.models.base import PRESENT
 from capsnet.models.registry import Model
+
+# edges of the bins in which errors are counted against how an example was made
+BINS = {
+    "overlap": tuple(k / 20 for k in range(21)),
+    "rotation": tuple(float(k) for k in range(-20, 21, 4)),  # degrees
+    "shear": tuple(k / 25 for k in range(-5, 6)),
+    "scale_across": tuple(k / 25 for k in range(20, 31)),
+    "scale_down": tuple(k / 25 for k in range(20, 31)),
+    "shift": tuple(float(k) for k in range(0, 29, 2)),  # pixels from the middle; beyond the last, it counts there
+}
 
 
 @dataclass(frozen=True)
@@ -31,6 +41,7 @@ class Evaluation:
     predicted: Tensor  # (n, j) bool: the set of classes that the model names
     classes: tuple[str, ...]
     multi_label: bool
+    measures: dict[str, Tensor] = field(default_factory=dict)  # (n,) each: how an example was made, e.g. its overlap
 
     @property
     def n(self) -> int:
@@ -56,6 +67,17 @@ class Evaluation:
         j = len(self.classes)
         return torch.bincount(true * j + named, minlength=j * j).view(j, j)
 
+    def errors_by(self, measure: str) -> dict[str, list]:
+        """Examples and errors in bins of a measure, for a curve: bin k goes from edges[k] to edges[k + 1]."""
+        values = self.measures[measure]
+        edges = torch.tensor(BINS[measure])
+        known = values.isfinite()  # one digit alone overlaps with nothing
+        # the last bin holds its upper edge too
+        place = (torch.bucketize(values[known], edges, right=True) - 1).clamp(0, len(edges) - 2)
+        n = torch.bincount(place, minlength=len(edges) - 1)
+        errors = torch.bincount(place[self.wrong[known]], minlength=len(edges) - 1)
+        return {"edges": list(BINS[measure]), "n": n.tolist(), "errors": errors.tolist()}
+
     def summary(self) -> dict[str, Any]:
         """n, errors, error_percent, its 95 % interval, and what helps to judge them."""
         low, high = wilson_interval(self.errors, self.n)
@@ -70,47 +92,56 @@ class Evaluation:
         if self.multi_label:
             differing = (self.predicted != self.targets.bool()).float().mean()
             record["per_label_error_percent"] = round(100 * float(differing), 4)
+            missed = (self.targets.bool() & ~self.predicted).sum() / self.targets.sum().clamp(min=1)
+            record["missed_label_percent"] = round(100 * float(missed), 4)
         else:
             per_class = zip(self.classes, self.confusion.diag().tolist(), self.confusion.sum(1).tolist(), strict=True)
             record["error_percent_by_class"] = {  # a class without an example has no error, neither 0 nor 100
                 name: round(100 * (1 - right / n), 3) for name, right, n in per_class if n
             }
-        return record
+        return record | {f"errors_by_{measure}": self.errors_by(measure) for measure in self.measures}
 
 
 @torch.inference_mode()
 def evaluate(
     model: Model,
-    dataset: Dataset,
+    dataset: Examples,
     *,
     batch_size: int = 250,
     top: int | None = None,
-    threshold: float = PRESENT,
+    threshold: float | None = None,
     on_batch: Callable[[int, int], None] | None = None,
 ) -> Evaluation:
     """Run a model over every example of a data set, the last partial batch included, without augmentation.
 
-    With one label an image the longest capsule is the answer. With several: the `top` longest, or, where top is
-    not given, all that are at least `threshold` long. `on_batch(done, n)` is called after each batch.
+    With one label an image the longest capsule is the answer. With several: the `top` longest, or all that are at least
+    `threshold` long. Unless told otherwise the two longest where every image has two labels (the paper's measure), and
+    all above 0.5 where their number differs. `on_batch(done, n)` is called after each batch.
     """
     check_fit(model, dataset)
     check_top(top, dataset)
     order = class_order(model, dataset)
     was_training = model.training
     model.eval()
-    parts, targets, done = [], [], 0
+    parts, targets, measures, done = [], [], [], 0
     try:
         for batch in in_order(dataset, batch_size):
             parts.append(model(batch.images.to(model.device)).lengths.float().cpu())
             targets.append(batch.targets.cpu())
+            measures.append({name: values.cpu() for name, values in batch.measures.items()})
             done += len(parts[-1])
             if on_batch:
                 on_batch(done, len(dataset))
     finally:
         model.train(was_training)
     lengths = torch.cat(parts)[:, order]
-    predicted = name_classes(lengths, top if dataset.multi_label else 1, threshold)
-    return Evaluation(dataset.name, lengths, torch.cat(targets), predicted, dataset.classes, dataset.multi_label)
+    if top is None and (threshold is None or not dataset.multi_label):
+        top = dataset.labels_per_image
+    predicted = name_classes(lengths, top, PRESENT if threshold is None else threshold)
+    return Evaluation(
+        dataset.name, lengths, torch.cat(targets), predicted, dataset.classes, dataset.multi_label,
+        {name: torch.cat([some[name] for some in measures]) for name in measures[0]},
+    )  # fmt: skip
 
 
 def name_classes(lengths: Tensor, top: int | None, threshold: float) -> Tensor:
@@ -121,7 +152,7 @@ def name_classes(lengths: Tensor, top: int | None, threshold: float) -> Tensor:
     return torch.zeros_like(lengths, dtype=torch.bool).scatter_(1, longest, True)
 
 
-def check_fit(model: Model, dataset: Dataset) -> None:
+def check_fit(model: Model, dataset: Examples) -> None:
     """Refuse data that the model was not built for, and say what does not fit."""
     shape, classes = dataset.image_shape, len(dataset.classes)
     if not len(dataset):
@@ -138,7 +169,7 @@ def check_fit(model: Model, dataset: Dataset) -> None:
         )
 
 
-def check_top(top: int | None, dataset: Dataset) -> None:
+def check_top(top: int | None, dataset: Examples) -> None:
     """Refuse to name no class at all, or several where every image has one."""
     if top is not None and top < 1:
         raise UserError(f"top is how many classes to name, at least 1, and is {top}.")
@@ -146,7 +177,7 @@ def check_top(top: int | None, dataset: Dataset) -> None:
         raise UserError(f"top={top} needs data with several labels an image, and {dataset.name} has one: leave it out.")
 
 
-def class_order(model: Model, dataset: Dataset) -> list[int]:
+def class_order(model: Model, dataset: Examples) -> list[int]:
     """Where each class of a data set is among the model's, by name.
 
     A model whose classes nobody has named has numbers for names; it then takes them in their order.
@@ -158,7 +189,7 @@ def class_order(model: Model, dataset: Dataset) -> list[int]:
     return [model.classes.index(name) for name in dataset.classes]
 
 
-def check_names(model: Model, dataset: Dataset) -> None:
+def check_names(model: Model, dataset: Examples) -> None:
     """Refuse data whose classes are called otherwise than the model's."""
     ours, theirs = set(model.classes), set(dataset.classes)
     if ours != theirs:

@@ -25,12 +25,13 @@ from torch import Tensor
 from capsnet import figures
 from capsnet.checkpoint import write_bytes
 from capsnet.config import CapsNetConfig, ModelConfig
-from capsnet.data import Dataset
+from capsnet.data import Examples
 from capsnet.errors import UserError
 from capsnet.evaluation import Evaluation
 from capsnet.models import CapsNet, Model
 
 COLUMNS = 10  # of the reconstructions, right and wrong
+MISTAKES = 24  # the most confident ones
 GRIDS = 10  # tweak grids at most: one is open, the others fold out
 GRID_BYTES = 900_000  # and no more than this much of them, for the page should fit into a mail
 
@@ -83,7 +84,7 @@ def write_report(
     *,
     model: Model,
     evaluation: Evaluation,
-    dataset: Dataset,
+    dataset: Examples,
     history: Sequence[Mapping[str, Any]],
     certificate: Mapping[str, Any],
 ) -> Path:
@@ -92,9 +93,9 @@ def write_report(
     `evaluation` is the model's on `dataset`, whose images are in the same order; `history` the records of
     metrics.jsonl (may be empty); `certificate` what `checkpoint.certificate` gave.
     """
-    if evaluation.n != len(dataset.images):
+    if evaluation.n != len(dataset):
         raise UserError(
-            f"the evaluation has {evaluation.n} examples and {dataset.name} has {len(dataset.images)}: "
+            f"the evaluation has {evaluation.n} examples and {dataset.name} has {len(dataset)}: "
             f"pass the data set that was evaluated."
         )
     folder = Path(folder)
@@ -203,7 +204,7 @@ def result(evaluation: Evaluation, certificate: Mapping[str, Any]) -> str:
     )
 
 
-def origin(model: Model, dataset: Dataset, certificate: Mapping[str, Any]) -> str:
+def origin(model: Model, dataset: Examples, certificate: Mapping[str, Any]) -> str:
     """How it was made: a compact table, the classes and the whole config."""
     c = settings(certificate)
     parameters = sum(p.numel() for p in model.parameters())
@@ -302,7 +303,7 @@ def training(history: Sequence[Mapping[str, Any]]) -> str:
 # --- What went wrong -----------------------------------------------------------------------------------------
 
 
-def errors(dataset: Dataset, evaluation: Evaluation) -> str:
+def errors(dataset: Examples, evaluation: Evaluation) -> str:
     """The confusion matrix in a picture and in words, and the most confident mistakes."""
     common = most_confused(evaluation)
     alt = f"Confusion matrix of {len(evaluation.classes)} classes. {common}"
@@ -310,7 +311,9 @@ def errors(dataset: Dataset, evaluation: Evaluation) -> str:
     if evaluation.errors:
         alt = "Test images that the model got wrong, the most confident mistake first."
         caption = "A long vermillion bar is a firm mistake; two bars alike are a doubt. Some labels are doubtful too."
-        parts.append(drawn(figures.mistakes(pictures(dataset), evaluation), alt, caption))
+        worst = figures.worst_mistakes(evaluation, MISTAKES)
+        images = dict(zip(worst, pictures(dataset, worst), strict=True))
+        parts.append(drawn(figures.mistakes(images, evaluation, MISTAKES), alt, caption))
     return section("Where it errs", *parts)
 
 
@@ -327,7 +330,7 @@ def most_confused(evaluation: Evaluation, most: int = 5) -> str:
 # --- What is inside ------------------------------------------------------------------------------------------
 
 
-def inside(model: Model, dataset: Dataset, evaluation: Evaluation) -> list[str]:
+def inside(model: Model, dataset: Examples, evaluation: Evaluation) -> list[str]:
     """Reconstructions, poses and routing: what only a capsule network can show."""
     if not isinstance(model, CapsNet):
         missing = "This is a convolutional network: it has no poses to paint and no routing to show."
@@ -342,9 +345,9 @@ def inside(model: Model, dataset: Dataset, evaluation: Evaluation) -> list[str]:
     ]
 
 
-def pictures(dataset: Dataset) -> Tensor:
-    """(n, c, h, w) uint8 on the CPU, where pictures are drawn."""
-    return torch.as_tensor(dataset.images).cpu()
+def pictures(dataset: Examples, which: Sequence[int]) -> Tensor:
+    """Some of the images, (n, c, h, w) in [0, 1] on the CPU, where pictures are drawn."""
+    return dataset.gather(torch.tensor(which, dtype=torch.long)).images.cpu()
 
 
 def examples_by_class(evaluation: Evaluation) -> dict[int, int]:
@@ -375,13 +378,17 @@ def paint(model: CapsNet, images: Tensor, chosen: Tensor) -> Tensor:
     return torch.stack([image.expand(3, -1, -1) if rgb and len(image) == 1 else image for image in canvas]).cpu()
 
 
-def painted(model: CapsNet, dataset: Dataset, evaluation: Evaluation) -> str:
+def painted(model: CapsNet, dataset: Examples, evaluation: Evaluation) -> str:
     """Fig. 3: some right ones, a class each, and the most confident wrong ones."""
     right = list(dict.fromkeys(examples_by_class(evaluation).values()))
     right = right[:: max(1, len(right) // COLUMNS)][:COLUMNS]
     wrong = figures.worst_mistakes(evaluation, COLUMNS)
     pick = torch.tensor([*right, *wrong], dtype=torch.long)
-    images, there, named = pictures(dataset)[pick], evaluation.targets[pick].bool(), evaluation.predicted[pick]
+    images, there, named = (
+        pictures(dataset, [*right, *wrong]),
+        evaluation.targets[pick].bool(),
+        evaluation.predicted[pick],
+    )
     figure = figures.painted_beside(
         images,
         paint(model, images, named),
@@ -396,7 +403,7 @@ def painted(model: CapsNet, dataset: Dataset, evaluation: Evaluation) -> str:
     return section("What the decoder paints", drawn(figure, alt, caption))
 
 
-def poses(model: CapsNet, dataset: Dataset, evaluation: Evaluation) -> str:
+def poses(model: CapsNet, dataset: Examples, evaluation: Evaluation) -> str:
     """Fig. 4 for one class, and for others to fold out."""
     chosen = list(examples_by_class(evaluation).items())[:GRIDS]
     if not chosen:
@@ -409,7 +416,7 @@ def poses(model: CapsNet, dataset: Dataset, evaluation: Evaluation) -> str:
     grids: list[tuple[str, str]] = []
     size = 0
     for label, example in chosen:
-        figure = figures.tweak_grid(model, pictures(dataset)[example], label)
+        figure = figures.tweak_grid(model, pictures(dataset, [example])[0], label)
         content = posterised(figures.render(figure, per_point=2))
         size += len(content)
         if grids and size > GRID_BYTES:
@@ -420,10 +427,10 @@ def poses(model: CapsNet, dataset: Dataset, evaluation: Evaluation) -> str:
     return section("What the poses know", paragraph(text), grids[0][1], *(folded(*grid) for grid in grids[1:]))
 
 
-def one_routing(model: CapsNet, dataset: Dataset, evaluation: Evaluation) -> str:
+def one_routing(model: CapsNet, dataset: Examples, evaluation: Evaluation) -> str:
     """How the routing of one example went: the most doubtful one that still came out right."""
     example = doubtful(evaluation)
-    image = pictures(dataset)[example]
+    image = pictures(dataset, [example])[0]
     trace = model.predict(image[None], trace=True).trace
     assert trace is not None
     label = int(torch.where(evaluation.targets[example].bool(), evaluation.lengths[example], -1.0).argmax())

@@ -128,6 +128,7 @@ class Run:
     average: dict[str, Tensor] = field(default_factory=dict)
     best: dict[str, Tensor] = field(default_factory=dict)
     lock: Lock | None = None
+    origin: dict[str, Any] = field(default_factory=dict)  # the trained model that this began with, for the certificate
 
     @property
     def device(self) -> torch.device:
@@ -164,7 +165,7 @@ class Run:
         state = {name: getattr(self, name) for name in KEPT}
         if math.isinf(self.best_error):
             state["best_error"] = None  # JSON has no infinity
-        return {"config": to_dict(self.config), "state": state}
+        return {"config": to_dict(self.config), "state": state} | ({"origin": self.origin} if self.origin else {})
 
     def save(self) -> None:
         """Write the state; one that has gone bad is refused, and the last good one stays."""

@@ -137,10 +137,10 @@ class TensorBoard(Watcher):
         if record["validation_error_percent"] is not None:
             self.writer.add_scalar("validation/error_percent", record["validation_error_percent"], run.step)
         sample = run.splits.validation if len(run.splits.validation) else run.splits.train
-        images = sample.images[:16]
+        images = sample.gather(sample.numbers()[:16]).images
         painted = run.model.predict(images).reconstructions
         if painted is not None:
-            pairs = [images.float() / 255, painted.float()]
+            pairs = [images.cpu(), painted.float()]
             strip = [row for both in zip(*pairs, strict=True) for row in both]
             self.writer.add_images("reconstructions (input, painted)", strip_of(strip), run.step)
 

@@ -29,10 +29,14 @@ from capsnet.data.seeds import generator
 from capsnet.errors import UserError
 from capsnet.evaluation import Evaluation, evaluate
 from capsnet.losses import classification_loss, margin_loss, reconstruction_loss
+from capsnet.models.base import Output
+from capsnet.models.capsnet import CapsNet
 from capsnet.models.registry import Model, build
+from capsnet.pretrained import start_from
 from capsnet.runs import Run, gone_bad, require_finite
 
 LOG_EVERY = 20  # steps between two lines of metrics.jsonl
+SHORT = 5.0  # seconds: epochs shorter than this share a checkpoint, for a few images make hundreds of them
 # what PyTorch's allocators say, which have no exception of their own on a CPU
 NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory", "Storage size calculation overflowed")
 
@@ -46,20 +50,34 @@ class Losses(NamedTuple):
 
 
 def compute_loss(model: Model, batch: Batch, config: Config) -> Losses:
-    """Margin loss plus weighted reconstruction from the poses of the TRUE classes; cross-entropy for a CNN."""
+    """Margin loss plus weighted reconstruction from the poses of the TRUE classes; a CNN takes what its config says."""
     output = model(batch.images)
     zero = output.lengths.new_zeros(())
-    if output.logits is not None:
+    c = config.loss
+    if output.logits is not None and c.cnn == "entropy":
         loss = classification_loss(output.logits.float(), batch.targets, model.multi_label)
         return Losses(loss, loss, zero)
-    c = config.loss
     margin = margin_loss(
-        output.lengths, batch.targets, present=c.present, absent=c.absent,
-        down_weight=c.down_weight, reduction=c.margin_reduction,
+        output.lengths if output.logits is None else output.logits.float().sigmoid(), batch.targets,
+        present=c.present, absent=c.absent, down_weight=c.down_weight, reduction=c.margin_reduction,
     )  # fmt: skip
-    painted = model.reconstruct_set(output.poses, batch.targets) if c.reconstruction else None  # type: ignore[operator]
-    error = zero if painted is None else reconstruction_loss(painted.float(), batch.images)
+    painted, wanted = paint(model, output, batch) if c.reconstruction else (None, batch.images)
+    error = zero if painted is None else reconstruction_loss(painted.float(), wanted)
     return Losses(margin + c.reconstruction * error, margin, error)
+
+
+def paint(model: Model, output: Output, batch: Batch) -> tuple[Tensor | None, Tensor]:
+    """What the decoder paints from the poses of the TRUE classes, and what it should have painted.
+
+    Where the digits of an image are known one by one, each is painted from its own pose alone (section 6); the second
+    of an image that has only one counts nothing. A CNN paints nothing.
+    """
+    if not isinstance(model, CapsNet) or output.poses is None:
+        return None, batch.images
+    if batch.parts is None or batch.digits is None or batch.present is None:
+        return model.reconstruct_set(output.poses, batch.targets), batch.images
+    painted = model.reconstruct(output.poses, batch.digits)
+    return None if painted is None else painted * batch.present[:, :, None, None, None], batch.parts
 
 
 def learning_rate(config: Config, step: int, steps: int) -> float:
@@ -100,7 +118,7 @@ class Result:
 def start(config: Config, folder: Path) -> Run:
     """A new run in a folder that must not hold anything yet."""
     runs.check_free(folder)  # before the data are read; `claim` makes sure of it
-    run = prepare(config, folder)
+    run = begin(config, folder)
     run.lock = runs.claim(folder)
     checkpoint.write_json(folder / runs.CONFIG_FILE, to_dict(run.config))
     run.save()
@@ -128,7 +146,7 @@ def reopen(folder: Path) -> Run:
         raise UserError(f"the training in {folder} has finished: nothing is left to resume.")
     checkpoint.remove_leftovers(folder)
     if not state.exists() and not runs.read_metrics(folder):
-        run = prepare(from_dict(checkpoint.read_json(folder / runs.CONFIG_FILE)), folder)
+        run = begin(from_dict(checkpoint.read_json(folder / runs.CONFIG_FILE)), folder)
         run.save()
     else:
         tensors, record = checkpoint.read_tensors(state)
@@ -136,8 +154,26 @@ def reopen(folder: Path) -> Run:
             raise UserError(f"{state} holds no training that could go on.")
         run = prepare(from_dict(record["config"]), folder)
         run.restore(tensors, record["state"])
+        run.origin = record.get("origin", {})
     runs.forget_metrics_after(folder, run.step)
     return run
+
+
+def begin(config: Config, folder: Path) -> Run:
+    """Everything for a config at its first step, with a trained model's weights where it starts from one."""
+    run = prepare(config, folder)
+    if config.init:
+        run.model.loaded = report = start_from(run.model, config.init)
+        run.origin = report.record()
+    return run
+
+
+def input_options(config: Config) -> dict[str, Any]:
+    """Size and channels that images are converted to: a trained model's own, where your images start from one."""
+    if config.init and not config.image_size and config.data.startswith(("folder:", "csv:")):
+        channels, height, width = config.model.image_shape
+        return {"image_size": (height, width), "channels": channels}
+    return {"image_size": config.image_size or None}
 
 
 def prepare(config: Config, folder: Path) -> Run:
@@ -145,12 +181,12 @@ def prepare(config: Config, folder: Path) -> Run:
     device = choose_device(config.device)
     splits = load_data(
         config.data, validation=config.validation, validation_choice=config.validation_choice,
-        seed=config.seed, image_size=config.image_size or None,
+        seed=config.seed, train_limit=config.train_limit, **input_options(config),
     )  # fmt: skip
     train = splits.train
-    if config.patience and not len(splits.validation):
+    if (config.patience or config.stop_at) and not len(splits.validation):
         raise UserError(
-            f"stopping early (--patience) needs validation images and {train.name} has none here: "
+            f"stopping early (--patience, --stop-at) needs validation images and {train.name} has none here: "
             f"set --validation above 0."
         )
     shape = replace(config.model, image_shape=train.image_shape, num_classes=len(train.classes))
@@ -228,7 +264,8 @@ def loop(run: Run, watchers: list[Watcher], stop: Callable[[], bool]) -> None:
         if stop():
             run.save()
             raise KeyboardInterrupt
-        if at_epoch_end or time.monotonic() - saved > run.config.save_every:
+        since, at_the_end = time.monotonic() - saved, run.step == run.steps or stopped_early(run)
+        if since > run.config.save_every or (at_epoch_end and (since > SHORT or at_the_end)):
             run.save()
             saved = time.monotonic()
 
@@ -270,7 +307,9 @@ def update_average(run: Run) -> None:
 
 
 def stopped_early(run: Run) -> bool:
-    return bool(run.config.patience) and run.epoch - run.best_epoch >= run.config.patience
+    """Whether the validation error has come down to where it should, or has not improved for long enough."""
+    arrived = bool(run.config.stop_at) and run.best_error <= run.config.stop_at
+    return arrived or (bool(run.config.patience) and run.epoch - run.best_epoch >= run.config.patience)
 
 
 def step_record(run: Run, losses: Losses) -> dict[str, Any]:
@@ -329,6 +368,7 @@ def finish(run: Run, watchers: list[Watcher]) -> Result:
         to_dict(run.config), run.seconds, parameters=parameters, steps=run.step, epochs=run.epoch,
         training_images=len(run.splits.train), device=str(run.device),
         validation_error_percent=None if math.isinf(run.best_error) else run.best_error,
+        **({"started_from": run.origin} if run.origin else {}),
     )  # fmt: skip
     checkpoint.write_json(run.folder / "results.json", {"test": evaluation.summary(), "certificate": certificate})
     checkpoint.save_model(run.folder / checkpoint.MODEL_FILE, model, certificate)

@@ -20,8 +20,11 @@ VERBS = {
     "evaluate": ("use.evaluate_verb", "count a model's errors on a data set"),
     "predict": ("use.predict", "say what is in your images"),
     "reconstruct": ("use.reconstruct", "paint reconstructions, or what each number of a pose means"),
-    "models": ("browse.models", "list trained runs and presets"),
+    "export": ("export.export", "write a model as ONNX or as a program of PyTorch's own"),
+    "lab": ("lab.lab", "open a page on which one draws a digit and watches a network think"),
+    "models": ("browse.models", "list trained models, your runs and the presets; or show a model's card"),
     "data": ("browse.data_verb", "list, fetch and verify data sets"),
+    "reproduce": ("reproduce.reproduce", "run the paper's experiments, beside the paper's own numbers"),
     "bench": ("bench.bench", "measure speed and memory, plain beside fast"),
 }
 

@@ -9,22 +9,26 @@ from typing import Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
-from capsnet import checkpoint, data
+from capsnet import checkpoint, data, zoo
 from capsnet.cli.flags import parse
 from capsnet.config import PROMISES
 from capsnet.data import sources
 from capsnet.errors import UserError
-from capsnet.terminal import print_table
+from capsnet.evaluation import few
+from capsnet.terminal import clock, print_table
 
 
 @dataclass(frozen=True)
 class Models:
-    """List what can be loaded (runs in a folder) and what can be trained (presets).
+    """List the trained models that come with capsnet, your own runs and the presets; or show one model's card.
 
-    Example:
+    Examples:
       capsnet models
+      capsnet models quick-mnist
     """
 
+    name: Annotated[Positional[str], arg(metavar="NAME", help_behavior_hint="")] = ""
+    """A shipped model whose card to show (default: list everything)."""
     runs: Path = Path("runs")
     """Folder in which to look for runs."""
     json: bool = False
@@ -33,17 +37,88 @@ class Models:
 
 def models(argv: list[str]) -> int:
     flags = parse(Models, "models", argv)
+    if flags.name:
+        return show_card(zoo.card(flags.name), flags.json)
+    shipped = [zoo.card(name) for name in zoo.names()]
     runs = [describe_run(path.parent) for path in sorted(flags.runs.glob(f"*/{checkpoint.MODEL_FILE}"))]
     if flags.json:
-        print(json.dumps({"runs": runs, "presets": PROMISES}))
+        print(json.dumps({"models": shipped, "runs": runs, "presets": PROMISES}))
         return 0
+    columns = ["name", "what", "input", "parameters", "test error", "size"]
+    print_table(columns, map(card_row, shipped), title="Trained models that come with capsnet")
     if runs:
-        columns = ["run", "preset", "data", "parameters", "error_percent", "seconds"]
-        print_table(columns, [[str(r.get(c, "?")) for c in columns] for r in runs], title="Trained here")
+        columns = ["run", "preset", "data", "parameters", "test error", "training time"]
+        print_table(columns, map(run_row, runs), title="\nTrained here")
     else:
-        print(f"No finished run in {flags.runs}/ yet; `capsnet train` makes one.")
-    print_table(["preset", "promise"], PROMISES.items(), title="\nPresets")
+        print(f"\nNo finished run in {flags.runs}/ yet; `capsnet train` makes one.")
+    print_table(["preset", "promise"], PROMISES.items(), title="\nPresets, to train from the beginning")
     return 0
+
+
+def card_row(card: dict[str, Any]) -> list[str]:
+    """A shipped model in a line of the list."""
+    error, size = f"{card['test']['error_percent']:.2f} %", f"{card['weights']['bytes'] / 1e6:.1f} MB"
+    return [card["name"], card["title"], shape_in_words(card["image_shape"]), f"{card['parameters']:,}", error, size]
+
+
+def run_row(run: dict[str, Any]) -> list[str]:
+    """A run in a line of the list; one that cannot be read has its name alone."""
+    if "preset" not in run:
+        return [run["run"], *["?"] * 5]
+    error, took = f"{run['error_percent']:.2f} %", clock(run["seconds"])
+    return [run["run"], run["preset"], run["data"], f"{run['parameters']:,}", error, took]
+
+
+def shape_in_words(shape: list[int]) -> str:
+    """
+    >>> shape_in_words([1, 28, 28]), shape_in_words([3, 32, 48])
+    ('28×28 grey', '32×48 colour')
+    """
+    channels, height, width = shape
+    return f"{height}×{width} {'grey' if channels == 1 else 'colour'}"
+
+
+def show_card(card: dict[str, Any], as_json: bool) -> int:
+    """All that there is to know about a shipped model."""
+    if as_json:
+        print(json.dumps(card))
+        return 0
+    print(f"{card['name']}: {card['title']}\n")
+    print_table(["", ""], card_lines(card))
+    print("\nWhat it is not good at:")
+    for weakness in card["weaknesses"]:
+        print(f"  - {weakness}")
+    print(f"\nUse it:\n  capsnet predict {card['name']} photo.png\n  capsnet evaluate {card['name']}")
+    return 0
+
+
+def card_lines(card: dict[str, Any]) -> list[tuple[str, str]]:
+    """A card's facts, each with its name in words."""
+    seeds = [f"{row['test_error_percent']:.2f} % (seed {row['seed']})" for row in card["seeds"]]
+    held_back = in_words(card["validation"]) if card["validation"] else "none: trained on every training image"
+    took = f"{card['epochs']} epochs, {clock(card['training_seconds'])}, seed {card['seed']} ({card['chosen_by']})"
+    return [
+        ("data", f"{card['data']}, {card['training_images']:,} training images"),
+        ("input", shape_in_words(card["image_shape"])),
+        ("classes", few(set(card["classes"])) if len(card["classes"]) > 12 else ", ".join(card["classes"])),
+        ("parameters", f"{card['parameters']:,}"),
+        ("training", took),
+        ("validation error", held_back),
+        ("test error", in_words(card["test"])),
+        ("of every seed", ", ".join(seeds)),
+        ("size", f"{card['weights']['bytes'] / 1e6:.1f} MB"),
+    ]
+
+
+def in_words(found: dict[str, Any]) -> str:
+    """An error with its interval.
+
+    >>> in_words({"error_percent": 0.47, "errors": 47, "n": 10_000, "error_percent_interval_95": [0.3537, 0.6244]})
+    '0.47 % (47 of 10,000 wrong, 95 % interval 0.35 to 0.62 %)'
+    """
+    low, high = found["error_percent_interval_95"]
+    wrong = f"{found['errors']:,} of {found['n']:,} wrong"
+    return f"{found['error_percent']:.2f} % ({wrong}, 95 % interval {low:.2f} to {high:.2f} %)"
 
 
 def describe_run(folder: Path) -> dict[str, Any]:

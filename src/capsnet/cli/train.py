@@ -18,6 +18,7 @@ from capsnet import runs, training
 from capsnet.cli.flags import MaybePath, parse
 from capsnet.config import Config, get_preset
 from capsnet.errors import UserError
+from capsnet.pretrained import starting_from
 from capsnet.terminal import TensorBoard, TrainingBar, clock, say
 
 
@@ -29,6 +30,7 @@ class Train:
       capsnet train                                           the quick preset on MNIST
       capsnet train --preset paper --seed 1 --out runs/paper-1
       capsnet train --data folder:photos --epochs 20          your own images, one subfolder a class
+      capsnet train --data folder:photos --init quick-mnist   the same, beginning with a trained model
       capsnet train --model.iterations 1 --loss.reconstruction 0
       capsnet train --resume runs/paper-1                     go on after an interruption
     """
@@ -51,7 +53,7 @@ WITH_RESUME = {"--resume", "--no-report", "--no-tensorboard", "--json"}
 
 def train(argv: list[str]) -> int:
     name, rest = take_preset(argv)
-    flags = parse(Train, "train", rest, default=Train(config=get_preset(name)))
+    flags = parse(Train, "train", rest, default=Train(config=defaults(name, rest)))
     if flags.resume:
         refuse_settings(argv)
         return run_to_end(training.resume(flags.resume), flags)
@@ -72,8 +74,31 @@ def take_preset(argv: list[str]) -> tuple[str, list[str]]:
             rest.append(word)
     if len(names) > 1:
         raise UserError(f"--preset is given {len(names)} times ({', '.join(names)}) and a run starts from one.")
-    own = any(word.removeprefix("--data=").startswith(("folder:", "csv:")) for word in rest)
-    return (names or ["own-images" if own else "quick"])[0], rest
+    return (names or [preset_for(rest)])[0], rest
+
+
+PRESET_FOR = {  # where no preset is named, by what --data says before its colon
+    "folder": "own-images",
+    "csv": "own-images",
+    "multimnist": "multimnist",
+    "expanded-mnist": "expanded",
+    "affine-mnist": "expanded",
+}
+
+
+def preset_for(argv: list[str]) -> str:
+    """The preset that suits the data asked for."""
+    given = [word for before, word in itertools.pairwise(["", *argv]) if before == "--data"]
+    given += [word.removeprefix("--data=") for word in argv if word.startswith("--data=")]
+    return PRESET_FOR.get(given[-1].partition(":")[0], "quick") if given else "quick"
+
+
+def defaults(preset: str, argv: list[str]) -> Config:
+    """The preset's settings; with --init, whose last one counts, the network is that of the trained model."""
+    config, words = get_preset(preset), [*argv, ""]
+    given = [word.partition("=")[2] for word in words if word.startswith("--init=")]
+    given += [after for word, after in itertools.pairwise(words) if word == "--init" and after[:1] not in ("", "-")]
+    return starting_from(config, given[-1]) if given else config
 
 
 def refuse_settings(argv: list[str]) -> None:
@@ -103,6 +128,8 @@ def run_to_end(run: training.Run, flags: Train) -> int:
         watchers.append(TensorBoard())
     if not flags.no_report:
         watchers.append(Page())
+    if run.model.loaded:
+        say(f"starting {run.model.loaded}")
     try:
         result = training.train(run, watchers)
     except KeyboardInterrupt:

@@ -37,15 +37,15 @@ class Evaluate:
     """
 
     model: ModelName
-    """A run's folder or a .safetensors file."""
+    """A shipped model's name (see `capsnet models`), a run's folder or a .safetensors file."""
     data: MaybeStr = None
-    """mnist, fashion-mnist, cifar10, folder:PATH or csv:PATH (default: what the model was trained on)."""
+    """mnist, multimnist, affine-mnist, affnist:PATH, folder:PATH, … as `capsnet data list` says (default: what the model was trained on)."""
     split: Literal["test", "validation", "train"] = "test"
     """Which part of it."""
     top: MaybeInt = None
-    """With several labels an image: name this many longest classes (default: all above the threshold)."""
-    threshold: float = PRESENT
-    """With several labels an image: the length from which a class counts as there."""
+    """With several labels an image: name this many longest classes (default: as many as every image has)."""
+    threshold: MaybeFloat = None
+    """With several labels an image: name all classes that are at least this long (default: 0.5 where no top is)."""
     batch_size: int = 250
     """Images in a batch; of no consequence for the result."""
     device: str = "auto"
@@ -119,7 +119,7 @@ class Predict:
     """
 
     model: ModelName
-    """A run's folder or a .safetensors file."""
+    """A shipped model's name (see `capsnet models`), a run's folder or a .safetensors file."""
     images: ImageNames
     """Image files, folders of them, or - for stdin."""
     raw: bool = False
@@ -247,7 +247,7 @@ class Reconstruct:
     """
 
     model: ModelName
-    """A run's folder or a .safetensors file."""
+    """A shipped model's name (see `capsnet models`), a run's folder or a .safetensors file."""
     images: ImageNames = ()
     """Image files or folders; none for test images."""
     what: Literal["reconstructions", "tweaks"] = "reconstructions"
@@ -311,8 +311,8 @@ def images_to_paint(model: Model, flags: Reconstruct) -> tuple[Tensor, Tensor | 
         rows = (test.targets[:, test.classes.index(flags.label)] > 0).nonzero()[:, 0] if here else rows[:0]
     if not len(rows):
         raise UserError(f"{test.name} has no test image of {flags.label}: pass an image of your own.")
-    chosen = test.subset(rows[:MOST_PAINTED])
-    if chosen.multi_label or test.classes != model.classes:
+    chosen = test.gather(rows[:MOST_PAINTED])
+    if test.multi_label or test.classes != model.classes:
         return chosen.images, None
     return chosen.images, chosen.labels
 

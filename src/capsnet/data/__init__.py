@@ -1,8 +1,9 @@
 """Data: published sets and your own images as tensors; batches, augmentation, single photos."""
 
 from capsnet.data.augment import Augment
-from capsnet.data.batches import Batch, Batches, in_order
+from capsnet.data.batches import Batches, in_order
 from capsnet.data.datasets import NAMES, Dataset, Splits, load, multi_hot
+from capsnet.data.examples import Batch, Examples
 from capsnet.data.photo import Prepared, fit, prepare_like_mnist, read_image
 from capsnet.data.sources import cache_folder, is_cached
 
@@ -12,6 +13,7 @@ __all__ = [
     "Batch",
     "Batches",
     "Dataset",
+    "Examples",
     "Prepared",
     "Splits",
     "cache_folder",

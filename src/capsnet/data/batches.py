@@ -1,4 +1,4 @@
-"""Batches out of a data set that lies on the device as one tensor: no worker processes, no state.
+"""Batches out of a data set that lies on the device, or is made there: no worker processes, no state.
 
 The batch of a step is a function of (seed, step) alone, so a run that is resumed at step 7,003 sees what it
 would have seen. Training drops the incomplete tail of each shuffled pass; evaluation drops nothing.
@@ -7,25 +7,15 @@ would have seen. Training drops the incomplete tail of each shuffled pass; evalu
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from capsnet.data.augment import Augment, augment
-from capsnet.data.datasets import Dataset, multi_hot
+from capsnet.data.examples import Batch, Examples
 from capsnet.data.seeds import generator
 from capsnet.errors import UserError
-
-
-@dataclass(frozen=True, eq=False)
-class Batch:
-    """images float (b, c, h, w) in [0, 1]; targets float (b, j); labels as in the data set; index (b,) in it."""
-
-    images: Tensor
-    targets: Tensor
-    labels: Tensor
-    index: Tensor
 
 
 class Batches:
@@ -33,7 +23,7 @@ class Batches:
 
     def __init__(
         self,
-        dataset: Dataset,
+        dataset: Examples,
         batch_size: int,
         seed: int = 0,
         augment: Augment | None = None,
@@ -41,6 +31,8 @@ class Batches:
     ) -> None:
         if batch_size < 1:
             raise UserError(f"a batch needs at least 1 image and batch_size is {batch_size}.")
+        if not len(dataset):
+            raise UserError(f"{dataset.name} has no images to train on: choose other data to train with.")
         if batch_size > len(dataset):
             raise UserError(
                 f"a batch of {batch_size} does not fit into the {len(dataset)} training images "
@@ -60,30 +52,32 @@ class Batches:
             raise UserError(f"steps are counted from 0 and this one is {step}.")
         epoch, place = divmod(step, len(self))
         index = self._permutation(epoch)[place * self.batch_size : (place + 1) * self.batch_size]
-        batch = _gather(self.dataset, index)
+        batch = self.dataset.gather(index + epoch * len(self.dataset) if self.dataset.endless else index)
         if self.augment is None or self.augment == Augment():
             return batch
-        varied = augment(batch.images, self.augment, generator(self.seed, "augment", step))
-        return replace(batch, images=varied)
+        return vary(batch, self.augment, generator(self.seed, "augment", step))
 
     def _permutation(self, epoch: int) -> Tensor:
         if self._order[0] != epoch:
-            n, device = len(self.dataset), self.dataset.images.device
+            n, device = len(self.dataset), self.dataset.device
             shuffled = torch.randperm(n, generator=generator(self.seed, "shuffle", epoch))
             self._order = (epoch, (shuffled if self.shuffle else torch.arange(n)).to(device))
         return self._order[1]
 
 
-def in_order(dataset: Dataset, batch_size: int) -> Iterator[Batch]:
+def in_order(dataset: Examples, batch_size: int) -> Iterator[Batch]:
     """Everything once, in order and as it is, the last partial batch too: for evaluation."""
     if batch_size < 1:
         raise UserError(f"a batch needs at least 1 image and batch_size is {batch_size}.")
-    everything = torch.arange(len(dataset), device=dataset.images.device)
-    for index in everything.split(batch_size) if len(dataset) else ():
-        yield _gather(dataset, index)
+    for index in dataset.numbers().split(batch_size) if len(dataset) else ():
+        yield dataset.gather(index)
 
 
-def _gather(dataset: Dataset, index: Tensor) -> Batch:
-    labels = dataset.labels[index]
-    images = dataset.images[index].float().div_(255)
-    return Batch(images, multi_hot(labels, len(dataset.classes)), labels, index)
+def vary(batch: Batch, spec: Augment, random: Generator) -> Batch:
+    """A batch with its images varied; the digits that an image is made of move with it."""
+    if batch.parts is None:
+        return replace(batch, images=augment(batch.images, spec, random))
+    b, k, c, h, w = batch.parts.shape
+    layers = torch.cat([batch.images[:, None], batch.parts], 1).flatten(1, 2)  # channels of one image move together
+    varied = augment(layers, spec, random).view(b, k + 1, c, h, w)
+    return replace(batch, images=varied[:, 0], parts=varied[:, 1:])

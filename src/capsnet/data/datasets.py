@@ -7,15 +7,17 @@ unless told otherwise, so that no choice is ever made on the test set.
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Generic, Literal, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from capsnet.data import sources
+from capsnet.data.examples import Batch, Examples
 from capsnet.data.seeds import generator
 from capsnet.errors import UserError, unknown
 
@@ -23,6 +25,11 @@ NAMES = {
     "mnist": "70,000 handwritten digits, 28×28 grey, 10 classes",
     "fashion-mnist": "70,000 articles of clothing, 28×28 grey, 10 classes",
     "cifar10": "60,000 small photographs, 32×32 colour, 10 classes",
+    "multimnist": "pairs of overlapping MNIST digits, 36×36, made on the fly; multimnist:canvas=56,shift=14,single=0.3",
+    "parts": "drawn houses, boats and faces at known poses, 40×40, made on the fly; parts:train=20000,test=5000",
+    "expanded-mnist": "MNIST digits at random places of a 40×40 field, made on the fly",
+    "affine-mnist": "the same to train on; test: a re-creation of affNIST, 320,000 images; affine-mnist:per_digit=2",
+    "affnist:PATH": "the original affNIST, a .mat file or a folder of them: a test part only (needs scipy)",
     "folder:PATH": "your images, one subfolder a class (or PATH/train and PATH/test with one each)",
     "csv:PATH": "your images and their labels, a table of file,labels; several labels apart by ; or |",
 }
@@ -37,13 +44,15 @@ CLASSES = {
         *("dog", "frog", "horse", "ship", "truck"),
     ),
 }
+# made out of MNIST's digits, by the module of that name
+MADE = {"multimnist": "multimnist", "expanded-mnist": "affine", "affine-mnist": "affine"}
 DEFAULT_VALIDATION = 10_000
 Choice = Literal["seeded", "first"]
 Size = int | tuple[int, int] | None  # side, or (h, w); None keeps what there is
 
 
 @dataclass(frozen=True, eq=False)
-class Dataset:
+class Dataset(Examples):
     """Images with their labels.
 
     `images` uint8 (n, c, h, w); `labels` int64 (n,), or bool (n, j) when an image may have several or none.
@@ -62,42 +71,48 @@ class Dataset:
         return len(self.images)
 
     @property
-    def n(self) -> int:
-        return len(self.images)
+    def device(self) -> torch.device:
+        return self.images.device
 
     @property
-    def multi_label(self) -> bool:
-        return self.labels.dtype == torch.bool
+    def labels_per_image(self) -> int | None:
+        return None if self.labels.dtype == torch.bool else 1
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
-        """(c, h, w)"""
         c, h, w = self.images.shape[1:]
         return c, h, w
 
     @property
     def targets(self) -> Tensor:
-        """float (n, j): 1 where the class is there."""
         return multi_hot(self.labels, len(self.classes))
 
     def to(self, device: torch.device | str) -> Dataset:
-        """The same on another device; all of it, so that a batch costs an index and not a copy."""
         return replace(self, images=self.images.to(device), labels=self.labels.to(device))
+
+    def gather(self, index: Tensor) -> Batch:
+        index = index.to(self.device)
+        labels = self.labels[index]
+        images = self.images[index].float().div_(255)
+        return Batch(images, multi_hot(labels, len(self.classes)), labels, index)
 
     def subset(self, indices: Tensor) -> Dataset:
         indices = indices.to(self.images.device)
         return replace(self, images=self.images[indices], labels=self.labels[indices])
 
 
+Part = TypeVar("Part", bound=Examples)
+
+
 @dataclass(frozen=True, eq=False)
-class Splits:
+class Splits(Generic[Part]):
     """The three parts; no image is in two of them. The validation part may be empty."""
 
-    train: Dataset
-    validation: Dataset
-    test: Dataset
+    train: Part
+    validation: Part
+    test: Part
 
-    def to(self, device: torch.device | str) -> Splits:
+    def to(self, device: torch.device | str) -> Splits[Part]:
         return Splits(self.train.to(device), self.validation.to(device), self.test.to(device))
 
 
@@ -107,6 +122,7 @@ def load(
     validation: int = DEFAULT_VALIDATION,
     validation_choice: Choice = "seeded",
     seed: int = 0,
+    train_limit: int = 0,
     image_size: Size = None,
     channels: int | None = None,
     progress: bool | None = None,
@@ -114,6 +130,7 @@ def load(
     """A data set by its name (see `NAMES`), fetched on first use.
 
     `validation` images are taken out of the training part, drawn by `seed` or the first ones; 0 leaves them.
+    `train_limit` then keeps so many of them, drawn by `seed`, equally many of each class; 0 keeps all.
     `image_size` (the side, or height and width) and `channels` (1 or 3) convert. For your own images see
     `capsnet.data.folder`.
     """
@@ -124,13 +141,47 @@ def load(
 
         read = folder.load_folder if kind == "folder" else folder.load_csv
         options = folder.Options(validation, validation_choice, seed, image_size, channels, progress)
-        return read(Path(path).expanduser(), options)
+        return _limited(read(Path(path).expanduser(), options), train_limit, seed)
+    if kind == "parts":
+        from capsnet.data import parts
+
+        return _unchanged(parts.load(name, validation, seed, train_limit), image_size, channels)
+    if colon and kind == "affnist":
+        from capsnet.data import affine
+
+        original = affine.load_original(Path(path).expanduser())
+        three = (original.train, original.validation, original.test)
+        return Splits(*(_convert(part, image_size, channels) for part in three))
+    if kind in MADE:
+        train, test = _published("mnist", progress)
+        digits = _hold_back(train, test, validation, validation_choice, seed)
+        digits = _limited(digits, train_limit, seed)
+        return _made(name, digits, seed, image_size, channels)
     if name not in CLASSES:
         if Path(name).is_dir():
             raise UserError(f"there is no data set '{name}', but a folder of that name: did you mean folder:{name}?")
         raise unknown("data set", name, NAMES)
     train, test = (_convert(part, image_size, channels) for part in _published(name, progress))
-    return _hold_back(train, test, validation, validation_choice, seed)
+    return _limited(_hold_back(train, test, validation, validation_choice, seed), train_limit, seed)
+
+
+def _made(name: str, digits: Splits[Dataset], seed: int, image_size: Size, channels: int | None) -> Splits:
+    """A set that is made out of MNIST's digits; its size is its own."""
+    module = importlib.import_module(f"capsnet.data.{MADE[name.partition(':')[0]]}")
+    return _unchanged(module.load(name, digits, seed), image_size, channels)
+
+
+def _unchanged(splits: Splits, image_size: Size, channels: int | None) -> Splits:
+    """Refuse another size than the one that images are made in."""
+    name = splits.train.name
+    c, h, w = splits.train.image_shape
+    wanted = channels or c, *(height_and_width(image_size) or (h, w))
+    if wanted != (c, h, w):
+        raise UserError(
+            f"{name} makes images of (channels, height, width) {(c, h, w)} and {wanted} were asked for: "
+            f"leave the image size out, or choose data of that size."
+        )
+    return splits
 
 
 def split_indices(n: int, held_back: int, choice: Choice, seed: int) -> tuple[Tensor, Tensor]:
@@ -162,7 +213,7 @@ def _published(name: str, progress: bool | None) -> tuple[Dataset, Dataset]:
     return parts[0], parts[1]
 
 
-def _hold_back(train: Dataset, test: Dataset, validation: int, choice: Choice, seed: int) -> Splits:
+def _hold_back(train: Dataset, test: Dataset, validation: int, choice: Choice, seed: int) -> Splits[Dataset]:
     if validation >= train.n:
         raise UserError(
             f"validation={validation} leaves nothing to train on: {train.name} has {train.n} training images."
@@ -171,6 +222,24 @@ def _hold_back(train: Dataset, test: Dataset, validation: int, choice: Choice, s
         return Splits(train, train.subset(torch.arange(0)), test)
     stay, held_back = split_indices(train.n, validation, choice, seed)
     return Splits(train.subset(stay), train.subset(held_back), test)
+
+
+def _limited(splits: Splits[Dataset], limit: int, seed: int) -> Splits[Dataset]:
+    """The same with fewer training images, where a limit is set: as many of each class as can be had equally."""
+    train = splits.train
+    if not limit:
+        return splits
+    if not 0 < limit <= train.n:
+        raise UserError(f"a training limit of {limit} does not fit the {train.n} training images of {train.name}.")
+    shuffled = torch.randperm(train.n, generator=generator(seed, "limit"))
+    chosen = shuffled[:limit]
+    if not train.multi_label:
+        labels = train.labels.cpu()[shuffled]
+        turn = torch.empty(train.n, dtype=torch.long)  # each image's place among those of its class
+        for j in range(len(train.classes)):
+            turn[labels == j] = torch.arange(int((labels == j).sum()))
+        chosen = shuffled[turn.argsort(stable=True)[:limit]]
+    return replace(splits, train=train.subset(chosen.sort().values))
 
 
 def height_and_width(size: Size) -> tuple[int, int] | None:

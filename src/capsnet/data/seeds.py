@@ -1,6 +1,7 @@
 """Randomness that can be asked for again: one independent stream for each (seed, purpose, counter).
 
-The generators live on the CPU whatever the device, so that a shuffle or a shift is the same everywhere.
+Two ways to it. A generator, which lives on the CPU whatever the device, so that a shuffle or a shift is the same
+everywhere; and `bits`, a hash of the place in a stream, for what has to come out the same in any order and any batch.
 """
 
 from __future__ import annotations
@@ -9,16 +10,56 @@ import zlib
 
 import numpy as np
 import torch
+from torch import Tensor
+
+DRAWS = 16  # numbers that each place of a stream has to itself
+# Steele, Lea and Flood's splitmix64 (2014), its constants as the signed numbers that PyTorch has
+GOLDEN, FIRST, SECOND = (c - 2**64 for c in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+
+
+def key(seed: int, purpose: str, counter: int = 0) -> int:
+    """63 bits that stand for one stream, for instance ("shuffle", epoch)."""
+    # Adding the numbers up would make seed 1, epoch 0 the same stream as seed 0, epoch 1
+    entropy = [seed & (2**64 - 1), zlib.crc32(purpose.encode()), counter]
+    return int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0]) >> 1
 
 
 def generator(seed: int, purpose: str, counter: int = 0) -> torch.Generator:
-    """A CPU generator of its own for one purpose, for instance ("shuffle", epoch).
+    """A CPU generator of its own for one purpose.
 
     >>> a, b = generator(0, "shuffle", 3), generator(0, "shuffle", 3)
     >>> bool((torch.randperm(9, generator=a) == torch.randperm(9, generator=b)).all())
     True
     """
-    # Adding the numbers up would make seed 1, epoch 0 the same stream as seed 0, epoch 1
-    entropy = [seed & (2**64 - 1), zlib.crc32(purpose.encode()), counter]
-    mixed = int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0])
-    return torch.Generator().manual_seed(mixed >> 1)
+    return torch.Generator().manual_seed(key(seed, purpose, counter))
+
+
+def bits(stream: int, index: Tensor, draw: int) -> Tensor:
+    """63 random bits for each place (any shape, int64) of a stream; `draw` numbers those that a place needs, from 0."""
+    if not 0 <= draw < DRAWS:
+        raise ValueError(f"a place has {DRAWS} draws and this one is number {draw}")
+    z = stream + (index * DRAWS + (draw + 1)) * GOLDEN  # int64 wraps around, which is meant
+    z = (z ^ _shifted(z, 30)) * FIRST
+    z = (z ^ _shifted(z, 27)) * SECOND
+    return (z ^ _shifted(z, 31)) & (2**63 - 1)
+
+
+def integers(stream: int, index: Tensor, draw: int, below: int | Tensor) -> Tensor:
+    """Uniform in 0 … below − 1, one for each place; `below` may differ from place to place.
+
+    >>> places = torch.arange(1000)
+    >>> whole = integers(7, places, 0, 6)
+    >>> sorted(set(whole.tolist())), bool((whole[500:] == integers(7, places[500:], 0, 6)).all())
+    ([0, 1, 2, 3, 4, 5], True)
+    """
+    return bits(stream, index, draw) % below
+
+
+def uniform(stream: int, index: Tensor, draw: int) -> Tensor:
+    """Uniform in [0, 1), float32, one for each place."""
+    return (bits(stream, index, draw) >> 39).float() / 2**24
+
+
+def _shifted(z: Tensor, by: int) -> Tensor:
+    """To the right with zeros coming in; PyTorch's own shift brings in the sign."""
+    return (z >> by) & ((1 << (64 - by)) - 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -149,14 +149,14 @@ def worst_mistakes(evaluation: Evaluation, most: int) -> list[int]:
 
 
 @styled
-def mistakes(images: Tensor, evaluation: Evaluation, most: int = 24) -> Figure:
+def mistakes(images: Tensor | Mapping[int, Tensor], evaluation: Evaluation, most: int = 24) -> Figure:
     """The most confident mistakes: the image, and how long the class that is there and the one named were.
 
-    images (n, c, h, w), the evaluation's examples in its order.
+    images (n, c, h, w), the evaluation's examples in its order; or the (c, h, w) of its worst mistakes by number.
     """
     worst, names, columns = worst_mistakes(evaluation, most), shown_all(evaluation.classes, 10), 6
     space = (WIDTH - 28 + 14) / columns
-    width, height = tile_size(images.shape, space - 14)
+    width, height = tile_size(images[worst[0]].shape if worst else (1, 1), space - 14)
     down = height + 46
     figure, axes = sheet(WIDTH, snap(56 + max(0.2, math.ceil(len(worst) / columns)) * down))
     count = f"{len(worst)} of {evaluation.errors:,}" if len(worst) < evaluation.errors else f"All {len(worst)}"

@@ -3,6 +3,6 @@
 from capsnet.models.base import Output, Prediction
 from capsnet.models.baseline import CNN
 from capsnet.models.capsnet import CapsNet
-from capsnet.models.registry import Model, build, create_model
+from capsnet.models.registry import Model, build
 
-__all__ = ["CNN", "CapsNet", "Model", "Output", "Prediction", "build", "create_model"]
+__all__ = ["CNN", "CapsNet", "Model", "Output", "Prediction", "build"]

@@ -45,6 +45,7 @@ class Classifier(nn.Module):
         super().__init__()
         self.config = config
         self.classes: tuple[str, ...] = tuple(str(j) for j in range(config.num_classes))
+        self.loaded: object = None  # what was taken over from a trained model: see `capsnet.pretrained.LoadReport`
         self.multi_label = False  # True: images have several labels or none, and `predict` names all that are there
 
     @property

@@ -14,7 +14,7 @@ from capsnet.models.base import Classifier, Output
 
 
 class CNN(Classifier):
-    """Convolutions with ReLU and optional max-pooling, fully connected layers, dropout, one output for each class.
+    """Convolutions with ReLU, optional batch norm and max-pooling, fully connected layers, dropout, an output a class.
 
     `multi_label` reads the outputs through a sigmoid each instead of a softmax together.
     """
@@ -29,7 +29,12 @@ class CNN(Classifier):
         check_features(config)
         features: list[nn.Module] = []
         for out, kernel, pool in zip(config.channels, config.kernels, config.pool, strict=True):
-            features.append(nn.Conv2d(channels, out, kernel, padding=kernel // 2, device=device, dtype=dtype))
+            bias = not config.norm  # a norm takes any bias away again
+            features.append(
+                nn.Conv2d(channels, out, kernel, padding=kernel // 2, bias=bias, device=device, dtype=dtype)
+            )
+            if config.norm:
+                features.append(nn.BatchNorm2d(out, device=device, dtype=dtype))
             features.append(nn.ReLU(inplace=True))
             if pool > 1:
                 features.append(nn.MaxPool2d(pool))

@@ -1,0 +1,92 @@
+"""capsnet export."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from capsnet import checkpoint
+from capsnet import export as exporting
+from capsnet.cli.flags import MaybePath, ModelName, parse
+from capsnet.terminal import print_table, say
+
+
+@dataclass(frozen=True)
+class Export:
+    """Write a model as one file that runs without this package: ONNX, or a program of PyTorch's own.
+
+    It takes images (b, c, h, w) from 0 to 1 and gives lengths, poses, the reconstruction and the couplings of every
+    routing iteration; class names and shapes are in its metadata. It is checked against the model before it is
+    written, and its speed is measured beside the model's own. ONNX needs pip install 'capsnet[export]'. Load a .pt2
+    only if you trust whoever made it: PyTorch unpickles parts of it.
+
+    Examples:
+      capsnet export runs/demo
+      capsnet export runs/demo --format torch --out digits.pt2
+    """
+
+    model: ModelName
+    """A shipped model's name (see `capsnet models`), a run's folder or a .safetensors file."""
+    format: exporting.Format = "onnx"
+    """onnx for onnxruntime and others; torch for torch.export.load."""
+    out: MaybePath = None
+    """File to write (default: the model's name with .onnx or .pt2, in the current folder)."""
+    force: bool = False
+    """Overwrite the file if it exists."""
+    skip_speed: bool = False
+    """Do not measure how fast it is."""
+    json: bool = False
+    """Print JSON: file, inputs, outputs, differences from the model, images a second."""
+
+
+def export(argv: list[str]) -> int:
+    flags = parse(Export, "export", argv)
+    out = flags.out or default_file(flags.model, flags.format)
+    exporting.check_target(out, flags.format, flags.force)
+    model = checkpoint.load(flags.model)
+    done = exporting.export_model(model, out, flags.format, force=flags.force, on_stage=say)
+    rates = None
+    if not flags.skip_speed:
+        say("measuring: the file and the model take turns")
+        rates = exporting.speed(model, done.run)
+    result = {
+        "config": done.description["model"],
+        **done.description,
+        "model": flags.model,
+        "format": flags.format,
+        "file": str(done.path),
+        "bytes": done.bytes,
+        "differences": done.differences,
+        "images_per_second": rates,
+    }
+    if flags.json:
+        print(json.dumps(result, ensure_ascii=False))
+    else:
+        show(result)
+    return 0
+
+
+def default_file(model: str, format: str) -> Path:
+    """The file in the current folder that is called like the model; model.safetensors is called like its run."""
+    path = Path(model)
+    if path.name == checkpoint.MODEL_FILE or path.name in ("", ".."):
+        path = path.resolve()
+        path = path.parent if path.name == checkpoint.MODEL_FILE else path
+    return Path(f"{path.name.removesuffix('.safetensors')}{exporting.SUFFIXES[format]}")
+
+
+def show(result: dict[str, Any]) -> None:
+    """The file, its outputs, and its speed beside the model's own."""
+    print(f"{result['file']}: {result['bytes'] / 1e6:.1f} MB, {len(result['classes'])} classes")
+    rows = []
+    for name, output in result["outputs"].items():
+        shape = ", ".join(map(str, output["shape"]))
+        rows.append((name, f"({shape})", f"{result['differences'][name]:.1g}"))
+    print_table(["output", "shape", "differs from the model by at most"], rows)
+    if result["images_per_second"]:
+        who = {"file": result["file"], "model": "the model itself, fast path"}
+        sizes = list(result["images_per_second"]["file"])
+        rates = [(who[side], *(f"{rate[b]:,.0f}" for b in sizes)) for side, rate in result["images_per_second"].items()]
+        print_table(["images/s", *(f"batch {b}" for b in sizes)], rates)

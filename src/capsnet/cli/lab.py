@@ -1,0 +1,126 @@
+"""capsnet lab: the page on which one draws a digit and watches a network think."""
+
+from __future__ import annotations
+
+import errno
+import json
+import socket
+import threading
+import webbrowser
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Annotated
+
+from tyro.conf import Positional, arg
+
+from capsnet.cli.flags import MaybeInt, parse
+from capsnet.errors import UserError
+from capsnet.terminal import say
+
+FIRST_PORT, LAST_PORT = 8700, 8799
+
+
+@dataclass(frozen=True)
+class Lab:
+    """Open a page on which one draws a digit and watches a capsule network think. Ctrl-C ends it.
+
+    It listens on this machine only, unless --host says otherwise, and needs no network.
+
+    Examples:
+      capsnet lab
+      capsnet lab runs/demo
+      capsnet lab runs/capsules runs/cnn          two of yours, to compare them
+      capsnet lab --no-browser --port 8700
+    """
+
+    models: Annotated[Positional[tuple[str, ...]], arg(metavar="MODEL…", help_behavior_hint="")] = ()
+    """Runs' folders, .safetensors files or a shipped name; the first is shown, and the page has all shipped ones."""
+    port: MaybeInt = None
+    """Port (default: the first that is free from 8700 on)."""
+    host: str = "127.0.0.1"
+    """Address to listen on; 0.0.0.0 lets everybody in your network use it."""
+    no_browser: bool = False
+    """Do not open a browser, only print the address."""
+    json: bool = False
+    """Print {"url": …} as the first line, for programs."""
+
+
+def lab(argv: list[str]) -> int:
+    flags = parse(Lab, "lab", argv)
+    if find_spec("fastapi") is None or find_spec("uvicorn") is None:
+        raise UserError("the Lab needs FastAPI and uvicorn: pip install 'capsnet[lab]'.")
+    listening = listen(flags.host, flags.port)
+    try:
+        serve(flags, listening)
+    except KeyboardInterrupt:  # the way it is meant to end
+        pass
+    finally:
+        listening.close()
+    return 0
+
+
+def serve(flags: Lab, listening: socket.socket) -> None:
+    """Answer until Ctrl-C."""
+    import uvicorn
+
+    from capsnet.lab.server import Options, create_app
+
+    port = listening.getsockname()[1]
+    app = create_app(Options(flags.models, flags.host, port))
+    url = f"http://{shown(flags.host)}:{port}/"
+    print(json.dumps({"url": url}) if flags.json else f"The Lab is at {url} (Ctrl-C ends it)", flush=True)
+    if flags.host not in ("127.0.0.1", "localhost", "::1"):
+        say(f"capsnet: everybody who can reach {flags.host} can use this Lab; leave --host out to keep it to yourself.")
+    if not flags.no_browser:  # the socket listens already: what is sent now is answered in a moment
+        threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()
+    config = uvicorn.Config(
+        app, log_level="warning", access_log=False, server_header=False, ws="none", lifespan="off", http="h11",
+        timeout_graceful_shutdown=2,
+    )  # fmt: skip
+    try:
+        uvicorn.Server(config).run(sockets=[listening])
+    finally:
+        app.close()
+
+
+def shown(host: str) -> str:
+    """The host as an address bar takes it."""
+    if host in ("0.0.0.0", "::", ""):
+        return "127.0.0.1"
+    return f"[{host}]" if ":" in host else host
+
+
+def listen(host: str, port: int | None) -> socket.socket:
+    """A listening socket on the port asked for, or on the first that is free."""
+    if port is not None:
+        if not 0 <= port <= 65535:
+            raise UserError(f"--port is a number from 0 to 65535 and is {port}.")
+        return bind(host, port)
+    for candidate in range(FIRST_PORT, LAST_PORT):
+        try:
+            return bind(host, candidate)
+        except PortTaken:
+            continue
+    return bind(host, LAST_PORT)
+
+
+class PortTaken(UserError):
+    """Somebody listens there already."""
+
+
+def bind(host: str, port: int) -> socket.socket:
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        listening = socket.socket(family, socket.SOCK_STREAM)
+    except OSError as error:
+        raise UserError(f"{host} is no address to listen on ({error.strerror}): try --host 127.0.0.1.") from None
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((host, port))
+        listening.listen(512)
+    except OSError as error:
+        listening.close()
+        if error.errno == errno.EADDRINUSE:
+            raise PortTaken(f"port {port} is taken: choose another --port, or leave it out.") from None
+        raise UserError(f"{host}:{port} cannot be listened on ({error.strerror}): choose another.") from None
+    return listening

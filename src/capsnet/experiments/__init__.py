@@ -1,0 +1,32 @@
+"""The paper's experiments, each by one command: `capsnet reproduce NAME --budget smoke|hour|full`.
+
+One file an experiment; `plan.py` says what an experiment is, `conduct.py` runs one, `results.py` keeps what came out
+and `page.py` puts all results on one page.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from capsnet.errors import unknown
+from capsnet.experiments.plan import Experiment
+
+# name → module and class; imported when it is asked for
+EXPERIMENTS = {
+    "table1": "table1.Table1",
+    "multimnist": "multimnist.MultiMnist",
+    "figures": "figures.Figures",
+    "affine": "affine.Affine",
+    "iterations": "iterations.Iterations",
+    "small-data": "small_data.SmallData",
+    "parts": "parts.Parts",
+    "walkthrough": "walkthrough.Walkthrough",
+}
+
+
+def get(name: str) -> Experiment:
+    """The experiment of that name; an unknown name shows the nearest."""
+    if name not in EXPERIMENTS:
+        raise unknown("experiment", name, EXPERIMENTS)
+    module, _, kind = EXPERIMENTS[name].partition(".")
+    return getattr(import_module(f"capsnet.experiments.{module}"), kind)()

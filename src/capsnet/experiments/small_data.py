@@ -1,0 +1,189 @@
+"""Does a capsule network need less data? Test error against the number of training images, beside CNNs.
+
+MNIST from 10 images a class to all, and a case as people bring it: 400 grey images of 64 px in two classes, read from
+a folder. No medical scans can be shipped, so those are drawn: a body with vessels, and in one class a round lesion.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from PIL import Image
+
+from capsnet.config import Config, get_preset
+from capsnet.data import Augment
+from capsnet.experiments.networks import (
+    capsule_training,
+    cnn_training,
+    compact_capsules,
+    compact_cnn,
+    shortfalls,
+)
+from capsnet.experiments.plan import Budget, Experiment, Record, Row, average, by_method, tiny
+from capsnet.experiments.results import Place
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+ALL = 60_000
+SIZES = {"smoke": (100,), "hour": (100, 300, 1000, 3000, 10_000, ALL), "full": (100, 300, 1000, 3000, 10_000, ALL)}
+SCANS = "drawn-scans"
+SCANS_TRAIN, SCANS_TEST, SCAN_SIDE = 400, 1000, 64
+
+
+class SmallData(Experiment):
+    name = "small-data"
+    title = "Small data: test error against the number of training images"
+    question = (
+        "Does a capsule network need less data than a CNN of similar size? Both are trained on the same images, "
+        "equally many of each class, for as many steps as each other: MNIST from 10 images a class to all 60,000, and "
+        "400 drawn scans of 64×64 in two classes (with a round lesion, and without), read from a folder."
+    )
+
+    def __init__(self) -> None:
+        self.scans = Path(SCANS)
+
+    def prepare(self, place: Place) -> None:
+        self.scans = place.runs / SCANS
+        write_scans(self.scans)
+
+    def rows(self, budget: Budget, seed: int) -> list[Row]:
+        rows = [row for n in SIZES[budget] for row in digit_rows(n, budget, seed)]
+        return [*rows, *scan_rows(self.scans, budget, seed)]
+
+    def pictures(self, records: Sequence[Record]) -> dict[str, Figure]:
+        from capsnet import figures
+        from capsnet.figures import Line, Panel
+
+        digits = [group for group in by_method(records) if group[0]["shown"]["data"] == "MNIST"]
+        drawn = []
+        for name, colour in zip(dict.fromkeys(g[0]["shown"]["network"] for g in digits), figures.PALETTE, strict=False):
+            own = [g for g in digits if g[0]["shown"]["network"] == name]
+            x = [g[0]["made"]["training_images"] for g in own]
+            drawn.append(Line(name, x, [average(g, "error_percent") for g in own], colour))
+        ticks = sorted({int(x) for line in drawn for x in line.x})
+        panel = Panel("MNIST", "training images", "test error, %", drawn, log_x=True, log_y=True, ticks=ticks)
+        note = "Both axes are logarithmic: a line that falls as steeply needs as much more data for the same gain."
+        return {"small-data": figures.lines(self.title, note, [panel], 260)}
+
+    def captions(self) -> Mapping[str, str]:
+        return {"small-data": "The same images, equally many of each class, and the same number of steps for both."}
+
+    def findings(self, records: Sequence[Record]) -> list[str]:
+        said = []
+        for (data, n), pair in compared(records).items():
+            a, b = pair.get("CapsNet"), pair.get("CNN of similar size")
+            if a is not None and b is not None:
+                better = "CapsNet" if a < b else "the CNN" if b < a else "neither"
+                said.append(f"{data}, {n:,} images: CapsNet {a:.2f} %, CNN {b:.2f} %; the lower error has {better}.")
+        return said
+
+
+def compared(records: Sequence[Record]) -> dict[tuple[str, int], dict[str, float | None]]:
+    """Errors of both networks for each number of images."""
+    found: dict[tuple[str, int], dict[str, float | None]] = {}
+    for group in by_method(records):
+        shown, n = group[0]["shown"], group[0]["made"]["training_images"]
+        found.setdefault((shown["data"], n), {})[shown["network"]] = average(group, "error_percent")
+    return found
+
+
+# --- Digits --------------------------------------------------------------------------------------------------
+
+
+def digit_rows(n: int, budget: Budget, seed: int) -> list[Row]:
+    """Both networks on n digits; at `full` also the paper's baseline."""
+    capsules = scheduled(capsule_training(budget, 1, seed=seed), n, budget)
+    if budget == "smoke":
+        capsules = tiny(capsules, n, 25)
+    similar = replace(capsules, lr=0.001 if budget == "full" else 0.002, model=compact_cnn(capsules.model))
+    if budget == "smoke":
+        similar = tiny(similar, n, 25)
+    configs = {"capsnet": ("CapsNet", capsules), "cnn": ("CNN of similar size", similar)}
+    if budget == "full":
+        baseline = scheduled(cnn_training("full", capsules), n, budget)
+        configs["baseline"] = ("the paper's baseline CNN", baseline)
+    return [
+        Row(f"mnist-{n}-{kind}", config, {"data": "MNIST", "network": name}, less=less(budget, config))
+        for kind, (name, config) in configs.items()
+    ]
+
+
+def scheduled(config: Config, n: int, budget: Budget) -> Config:
+    """As many images in all for every size, so that few images are seen more often; two epochs at least."""
+    seen, least = (ALL, 2) if budget != "full" else (1_800_000, 30)
+    limit = 0 if n == ALL else n
+    return replace(config, train_limit=limit, batch_size=min(128, n // 4), epochs=max(least, seen // n))
+
+
+def less(budget: Budget, config: Config) -> tuple[str, ...]:
+    if budget == "smoke":
+        return ("a toy network and a few steps",)
+    return shortfalls(budget, config)[:1]
+
+
+# --- Drawn scans ---------------------------------------------------------------------------------------------
+
+
+def scan_rows(folder: Path, budget: Budget, seed: int) -> list[Row]:
+    """Both networks on 400 images of a folder."""
+    like = replace(
+        get_preset("own-images"), data=f"folder:{folder}", validation=0, seed=seed, augment=Augment(shift=4),
+        epochs=40, model=compact_capsules(SCAN_SIDE, classes=2),
+    )  # fmt: skip
+    cnn = replace(like, model=compact_cnn(like.model))
+    configs = {"capsnet": ("CapsNet", like), "cnn": ("CNN of similar size", cnn)}
+    rows = []
+    for kind, (name, config) in configs.items():
+        settings = tiny(config, 40, 20) if budget == "smoke" else config
+        rows.append(Row(f"scans-{kind}", settings, {"data": "drawn scans", "network": name}))
+    return rows
+
+
+def write_scans(folder: Path) -> None:
+    """train/ and test/ with a subfolder for each class, drawn by a fixed seed; what is there already stays."""
+    for part, n, seed in (("train", SCANS_TRAIN, 1), ("test", SCANS_TEST, 2)):
+        for label, name in enumerate(("healthy", "lesion")):
+            place = folder / part / name
+            if place.exists() and len(list(place.glob("*.png"))) == n // 2:
+                continue
+            place.mkdir(parents=True, exist_ok=True)
+            random = np.random.default_rng([seed, label])
+            for k in range(n // 2):
+                Image.fromarray(draw_scan(random, bool(label))).save(place / f"{k:04d}.png")
+
+
+def draw_scan(random: np.random.Generator, lesion: bool, side: int = SCAN_SIDE) -> np.ndarray:
+    """A grey body on black with smooth texture and bright vessels; a lesion is a round bright spot.
+
+    uint8 (side, side).
+    """
+    y, x = np.mgrid[0:side, 0:side] / side - 0.5
+    angle, wide, high = random.uniform(-0.3, 0.3), random.uniform(0.36, 0.44), random.uniform(0.30, 0.40)
+    across, up = x * np.cos(angle) + y * np.sin(angle), y * np.cos(angle) - x * np.sin(angle)
+    inside = 1 / (1 + np.exp(40 * (np.hypot(across / wide, up / high) - 1)))
+    picture = inside * (0.35 + 0.25 * texture(random, side))
+    for _ in range(random.integers(2, 5)):
+        picture += inside * vessel(random, x, y)
+    if lesion:
+        far, turn, size = random.uniform(0, 0.6), random.uniform(0, 2 * np.pi), random.uniform(0.03, 0.06)
+        spot = np.hypot(x - far * wide * np.cos(turn), y - far * high * np.sin(turn))
+        picture += random.uniform(0.2, 0.4) / (1 + np.exp(90 * (spot - size)))
+    return (255 * np.clip(picture + random.normal(0, 0.03, picture.shape), 0, 1)).astype(np.uint8)
+
+
+def texture(random: np.random.Generator, side: int) -> np.ndarray:
+    """Smooth noise between 0 and 1."""
+    coarse = Image.fromarray((255 * random.random((8, 8))).astype(np.uint8))
+    return np.asarray(coarse.resize((side, side), Image.Resampling.BICUBIC)) / 255
+
+
+def vessel(random: np.random.Generator, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """A bright bent line, as bright as a lesion and as thin as one is wide."""
+    turn, shift, bend = random.uniform(0, np.pi), random.uniform(-0.25, 0.25), random.uniform(-1, 1)
+    along, off = x * np.cos(turn) + y * np.sin(turn), y * np.cos(turn) - x * np.sin(turn)
+    return random.uniform(0.15, 0.35) * np.exp(-(((off - shift - bend * along**2) / 0.02) ** 2))

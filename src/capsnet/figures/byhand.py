@@ -1,0 +1,272 @@
+"""Routing by hand: Procedure 1 with a few 2-D capsules, every line drawn with its numbers; and what is around it.
+
+Lower capsules have a colour each; an upper capsule's input s is dashed, its output v is dark and thick. Everything is
+drawn from a routing's own trace (`capsnet.routing.Trace`), of one example with 2-D poses and two upper capsules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Circle, Rectangle
+from torch import Tensor
+
+from capsnet.figures.style import (
+    BLUE,
+    FAINT,
+    GREEN,
+    INK,
+    MUTED,
+    SMALL,
+    TINY,
+    VERMILLION,
+    WIDTH,
+    heading,
+    row_of_panels,
+    sheet,
+    styled,
+)
+from capsnet.functional import lengths
+from capsnet.routing import Trace
+
+LOWER = (BLUE, GREEN, "#e69f00", "#cc79a7", "#56b4e9", VERMILLION)  # a colour for each lower capsule
+UPPER = "AB"
+PROCEDURE = (
+    (1, "procedure Routing(û, r)"),
+    (2, "  for all i, j:  b_ij ← 0"),
+    (3, "  for r iterations do"),
+    (4, "    c_i ← softmax(b_i)"),
+    (5, "    s_j ← Σ_i c_ij û_j|i"),
+    (6, "    v_j ← squash(s_j)"),
+    (7, "    b_ij ← b_ij + û_j|i · v_j"),
+    (8, "  return v_j"),
+)
+HEIGHT = 340.0
+
+
+class Moment(NamedTuple):
+    """One line of Procedure 1 in one iteration, ready to be drawn."""
+
+    line: int
+    iteration: int  # from 1; 0 before the loop
+    says: str
+
+
+class Numbers(NamedTuple):
+    """The numbers of one example's routing, out of its trace."""
+
+    votes: Tensor  # (i, j, 2)
+    logits: Tensor  # (t, i, j)
+    couplings: Tensor  # (t, i, j)
+    inputs: Tensor  # (t, j, 2) s_j
+    outputs: Tensor  # (t, j, 2) v_j
+    agreement: Tensor  # (t, i, j) û · v
+
+
+def numbers_of(trace: Trace) -> Numbers:
+    """The first example of a trace, with s_j and the agreements that lie between its steps."""
+    votes, couplings, outputs = trace.votes[0], trace.couplings[:, 0], trace.outputs[:, 0]
+    inputs = torch.einsum("tij,ijq->tjq", couplings, votes)
+    agreement = torch.einsum("ijq,tjq->tij", votes, outputs)
+    return Numbers(votes, trace.logits[:, 0], couplings, inputs, outputs, agreement)
+
+
+def moments(numbers: Numbers) -> list[Moment]:
+    """Every line that is run, in order, with a sentence from its numbers."""
+    steps = [Moment(2, 0, "Nothing is known yet: every logit is zero, whatever the votes.")]
+    last = len(numbers.logits) - 1
+    for t in range(last + 1):
+        steps += [Moment(line, t + 1, _says(numbers, line, t)) for line in ((4, 5, 6) if t == last else (4, 5, 6, 7))]
+    a, b = lengths(numbers.outputs[-1]).tolist()
+    longer = f"{UPPER[0 if a > b else 1]} is there" if abs(a - b) > 0.05 else "Both are as long"
+    return [*steps, Moment(8, last + 1, f"‖v_A‖ = {a:.2f}, ‖v_B‖ = {b:.2f}: {longer}, and its direction says how.")]
+
+
+def _says(n: Numbers, line: int, t: int) -> str:
+    if line == 4:
+        c = n.couplings[t, 0].tolist()
+        b = n.logits[t, 0].tolist()
+        return f"Capsule 1: softmax({b[0]:.2f}, {b[1]:.2f}) = ({c[0]:.2f}, {c[1]:.2f}). Over A and B it sums to 1."
+    if line == 5:
+        s = lengths(n.inputs[t]).tolist()
+        return f"Each vote, shortened to its share, tip to tail: ‖s_A‖ = {s[0]:.2f}, ‖s_B‖ = {s[1]:.2f}."
+    if line == 6:
+        v = lengths(n.outputs[t]).tolist()
+        return f"The direction stays, the length goes below 1: ‖v_A‖ = {v[0]:.2f}, ‖v_B‖ = {v[1]:.2f}."
+    best = int((n.agreement[t, :, 0] - n.agreement[t, :, 1]).argmin())
+    a, b = n.agreement[t, best].tolist()
+    return f"Capsule {best + 1} agrees with A by {a:+.2f} and with B by {b:+.2f}: its logits move that way."
+
+
+@styled
+def by_hand(numbers: Numbers, moment: Moment) -> Figure:
+    """One line of Procedure 1: the listing with that line marked, the vectors of A and B, and all numbers."""
+    figure, axes = sheet(WIDTH, HEIGHT)
+    when = f"iteration {moment.iteration}" if 4 <= moment.line <= 7 else ("before" if moment.line < 4 else "the end")
+    heading(axes, f"Line {moment.line if moment.line < 8 else 'return'}, {when}", moment.says)
+    _listing(axes, moment.line)
+    reach = 1.12 * float(max(lengths(numbers.votes).max(), lengths(numbers.inputs).max()))
+    for j in (0, 1):
+        panel = figure.add_axes(((190 + 162 * j) / WIDTH, 1 - 212 / HEIGHT, 152 / WIDTH, 152 / HEIGHT))
+        plane(panel, reach, f"for {UPPER[j]}")
+        _vectors(panel, numbers, moment, j)
+    _matrices(axes, numbers, moment)
+    return figure
+
+
+def _listing(axes: Axes, marked: int) -> None:
+    for k, (line, text) in enumerate(PROCEDURE):
+        y = 64 + 17 * k
+        if line == marked:
+            axes.add_patch(Rectangle((10, y - 8), 168, 16, color=BLUE, alpha=0.14, linewidth=0))
+        number = str(line) if line < 8 else ""
+        axes.text(22, y, number, size=TINY, color=MUTED, va="center", ha="right", family="DejaVu Sans Mono")
+        weight = "bold" if line == marked else "normal"
+        axes.text(28, y, text, size=TINY, color=INK, va="center", family="DejaVu Sans Mono", weight=weight)
+
+
+def plane(axes: Axes, reach: float, title: str) -> None:
+    """A square of the plane with its unit circle, which no output leaves."""
+    axes.set(xlim=(-reach, reach), ylim=(-reach, reach), aspect="equal", xticks=[], yticks=[])
+    axes.grid(False)
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+    axes.set_facecolor("#ffffff")
+    axes.axhline(0, color=FAINT, linewidth=0.7)
+    axes.axvline(0, color=FAINT, linewidth=0.7)
+    axes.add_patch(Circle((0, 0), 1, fill=False, color=FAINT, linewidth=0.9, linestyle=(0, (3, 3))))
+    axes.text(-0.96 * reach, 0.86 * reach, title, size=SMALL, weight="bold", color=INK)
+
+
+def arrow(
+    axes: Axes,
+    end: Sequence[float],
+    colour: str,
+    width: float = 1.6,
+    start: Sequence[float] = (0, 0),
+    **more: float | str,
+) -> None:
+    """A vector from start to end."""
+    style = {
+        "arrowstyle": "-|>",
+        "color": colour,
+        "linewidth": width,
+        "shrinkA": 0,
+        "shrinkB": 0,
+        "mutation_scale": 5 + 3 * width,
+        **more,
+    }
+    axes.annotate("", xy=(float(end[0]), float(end[1])), xytext=(float(start[0]), float(start[1])), arrowprops=style)
+
+
+def _vectors(axes: Axes, n: Numbers, moment: Moment, j: int) -> None:
+    """What a line does to the vectors of upper capsule j."""
+    t = max(0, moment.iteration - 1)
+    if moment.line in (2, 4):
+        for i, vote in enumerate(n.votes[:, j].tolist()):
+            share = float(n.couplings[t, i, j]) if moment.line == 4 else 0.5
+            arrow(axes, vote, LOWER[i], 0.6 + 3.4 * share)
+            _at_tip(axes, vote, f"{i + 1}" if moment.line == 2 else f"{i + 1}: {share:.2f}", LOWER[i])
+    elif moment.line == 5:
+        place = np.zeros(2)
+        for i in range(len(n.votes)):
+            after = place + float(n.couplings[t, i, j]) * n.votes[i, j].numpy()
+            arrow(axes, after.tolist(), LOWER[i], 1.6, place.tolist())
+            place = after
+        arrow(axes, place.tolist(), INK, 1.3, linestyle=(0, (3, 2)))  # type: ignore[arg-type]
+        _at_tip(axes, place.tolist(), f"s_{UPPER[j]}", INK)
+    else:
+        if moment.line == 7:
+            for i, vote in enumerate(n.votes[:, j].tolist()):
+                arrow(axes, vote, LOWER[i], 1.3)
+                _at_tip(axes, vote, f"{float(n.agreement[t, i, j]):+.2f}".replace("-", "−"), LOWER[i])
+        if moment.line == 6:
+            arrow(axes, n.inputs[t, j].tolist(), MUTED, 1.3, linestyle=(0, (3, 2)))  # type: ignore[arg-type]
+            _at_tip(axes, n.inputs[t, j].tolist(), f"s_{UPPER[j]}", MUTED)
+        arrow(axes, n.outputs[t, j].tolist(), INK, 2.6)
+        if moment.line != 7:
+            _at_tip(axes, n.outputs[t, j].tolist(), f"v_{UPPER[j]}", INK, inward=moment.line == 6)
+
+
+def _at_tip(axes: Axes, end: Sequence[float], words: str, colour: str, inward: bool = False) -> None:
+    """Words just beyond a vector's tip, or beside it."""
+    x, y = float(end[0]), float(end[1])
+    size = max(1e-6, float(np.hypot(x, y)))
+    dx, dy = (-y / size, x / size) if inward else (x / size, y / size)
+    axes.annotate(
+        words, (x, y), (9 * dx, 8 * dy), textcoords="offset points", size=TINY, color=colour, ha="center", va="center"
+    )
+
+
+def _matrices(axes: Axes, n: Numbers, moment: Moment) -> None:
+    """b_ij, c_ij and û · v as they stand after this line; what the line has just made is dark."""
+    t = max(0, moment.iteration - 1)
+    line = moment.line
+    after = n.logits[t] + n.agreement[t] if line == 7 else n.logits[t]
+    tables = [
+        ("b_ij", after, line in (2, 7), True),
+        ("c_ij", n.couplings[t], line == 4, line >= 4),
+        ("û_j|i · v_j", n.agreement[t], line == 7, line == 7),
+        ("s_j", n.inputs[t], line == 5, line in (5, 6, 7, 8)),
+        ("v_j", n.outputs[t], line in (6, 8), line >= 6),
+    ]
+    for k, (name, values, fresh, known) in enumerate(tables):
+        _matrix(axes, 16 + 100 * k, 238, name, values if known else None, fresh, named=k < 3)
+
+
+def _matrix(axes: Axes, left: float, top: float, name: str, values: Tensor | None, fresh: bool, named: bool) -> None:
+    """A small table: lower capsules down and A, B across, or A and B down and x, y across."""
+    colour = BLUE if fresh else MUTED
+    axes.text(left, top, name, size=SMALL, weight="bold", color=colour, va="center")
+    across, rows = (UPPER, None) if named else ("xy", UPPER)
+    for k, letter in enumerate(across):
+        axes.text(left + 40 + 34 * k, top + 14, letter, size=TINY, color=MUTED, ha="right", va="center")
+    for r, row in enumerate([] if values is None else values.tolist()):
+        y = top + 28 + 14 * r
+        axes.text(
+            left + 4,
+            y,
+            rows[r] if rows else str(r + 1),
+            size=TINY,
+            color=INK if rows else LOWER[r],
+            weight="bold",
+            va="center",
+        )
+        for k, value in enumerate(row):
+            words = f"{value:.2f}".replace("-", "−")
+            axes.text(
+                left + 40 + 34 * k,
+                y,
+                words,
+                size=TINY,
+                color=INK if fresh else MUTED,
+                ha="right",
+                va="center",
+                weight="bold" if fresh else "normal",
+            )
+
+
+@styled
+def lower_capsules(u: Tensor, votes: Tensor) -> Figure:
+    """Where the votes come from: û_j|i = W_ij u_i, each lower capsule's pose turned into two predictions."""
+    figure, panels = row_of_panels(
+        3,
+        220,
+        "The votes: û_j|i = W_ij u_i (Eq. 2)",
+        "Each lower capsule predicts the pose of A and of B through a matrix of its own.",
+    )
+    reach = 1.15 * float(max(lengths(votes).max(), lengths(u).max()))
+    for axes, title, ends in zip(
+        panels, ("lower capsules u_i", "votes for A", "votes for B"), (u, votes[:, 0], votes[:, 1]), strict=True
+    ):
+        plane(axes, reach, "")
+        axes.set_title(title)
+        for i, end in enumerate(ends.tolist()):
+            arrow(axes, end, LOWER[i])
+            _at_tip(axes, end, str(i + 1), LOWER[i])
+    return figure

@@ -1,0 +1,1 @@
+"""The Lab: a page on which one draws a digit and watches a capsule network think."""

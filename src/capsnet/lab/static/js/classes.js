@@ -1,0 +1,221 @@
+// Panel 4, the class capsules: the length of each says whether its class is there (section 3 of the paper, with the
+// margins 0.9 and 0.1 of Eq. 4 marked). Where several classes may be there, each is decoded in its own colour, and
+// any other class can be decoded as well, to see what is NOT there (Fig. 5).
+
+import { heading, html, number, say, set } from "./elements.js";
+import { maps, overlay, picture } from "./paint.js";
+
+const PRESENT = 0.5; // a class counts as there when its capsule is longer than this
+const MOST_PAINTED = 12;
+const REPAINT = ["result", "routing", "selected", "model", "theme", "decoder", "input", "models"];
+
+export function mount(root, lab) {
+  heading(root, "Class capsules");
+  const prediction = html("p", { id: "prediction", role: "status", "aria-live": "polite" });
+  const list = html("div", { id: "classes", role: "radiogroup", "aria-label": "Class capsules: length of each" });
+  const scale = html("div", { class: "class-scale small num", "aria-hidden": "true" }, ...margins());
+  const note = html("p", { class: "small class-note" });
+  const follow = html("button", { class: "small", type: "button", onclick: () => lab.update({ selected: null }) });
+  const decoded = html("div", { class: "decoded" });
+  const painted = html("div", { class: "painted", "aria-hidden": "true" }); // the bars say the same in words
+  root.append(prediction, list, scale, html("div", { class: "row class-foot" }, note, follow), decoded, painted);
+  const view = { root, prediction, list, note, follow, decoded, painted, rows: [], model: null, job: 0 };
+  lab.on((_, changed) => {
+    if (REPAINT.some((key) => changed.has(key))) paint(view, lab);
+  });
+  paint(view, lab);
+}
+
+function margins() {
+  return [0.1, 0.9].map((at) =>
+    html("span", { class: `at-${at * 10}`, "data-card": "margin", "data-value": at }, String(at)),
+  );
+}
+
+function paint(view, lab) {
+  if (lab.model && view.model !== lab.model) rebuild(view, lab);
+  const { result } = lab;
+  view.root.classList.toggle("nothing", !result);
+  if (!result && lab.empty) say(view.prediction, "The canvas is empty.");
+  if (!result || result.lengths.length !== view.rows.length) return;
+  view.rows.forEach((row, k) => paintRow(row, k, lab));
+  speak(view.prediction, sentence(lab));
+  view.root.classList.toggle("unsure", largest(result.lengths) <= PRESENT);
+  paintFoot(view, lab);
+  paintDecoded(view, lab);
+  paintEach(view, lab);
+}
+
+function rebuild(view, lab) {
+  view.model = lab.model;
+  view.rows = lab.model.classes.map((name, k) => row(name, k, lab));
+  view.list.replaceChildren(...view.rows.map((parts) => parts.label));
+  view.list.classList.toggle("wide-names", lab.model.classes.some((name) => name.length > 2));
+}
+
+/** A radio button that looks like a bar: arrow keys, focus and names come from the browser. */
+function row(name, k, lab) {
+  const radio = html("input", {
+    type: "radio", name: "class", value: k, class: "unseen", "aria-label": `class ${name}`,
+    onchange: () => lab.update({ selected: k }),
+  });
+  const fill = html("span", { class: "fill" });
+  const then = html("span", { class: "then", title: "length at the routing iteration shown" });
+  const meter = html(
+    "span",
+    {
+      class: "meter", role: "meter", "data-class": k, "data-card": "length", "aria-label": `length of ${name}`,
+      "aria-valuemin": 0, "aria-valuemax": 1, "aria-valuenow": 0,
+    },
+    fill, then, html("i", { class: "at-1" }), html("i", { class: "at-9" }),
+  );
+  const value = html("span", { class: "num value" });
+  const label = html("label", { class: "bar" }, radio, html("span", { class: "name", title: name }, name), meter, value);
+  return { label, radio, meter, fill, then, value };
+}
+
+function paintRow({ label, radio, meter, fill, then, value }, k, lab) {
+  const length = lab.result.lengths[k];
+  fill.style.width = `${100 * Math.min(1, length)}%`;
+  set(meter, { "aria-valuenow": length.toFixed(4), "data-value": length.toFixed(4) });
+  say(value, number(length));
+  const place = together(lab).indexOf(k);
+  const colour = ["a", "b"][place] ?? "";
+  set(label, { "data-colour": colour });
+  label.classList.toggle("selected", lab.selected() === k);
+  label.classList.toggle("longest", longest(lab)[0] === k);
+  if (radio.checked !== (lab.selected() === k)) radio.checked = lab.selected() === k;
+  const at = lengthAt(lab, k);
+  then.hidden = at === null || Math.abs(at - length) < 0.03; // a ring over the bar's own end says nothing
+  if (at !== null) then.style.left = `${100 * Math.min(1, at)}%`;
+}
+
+/** The length that class k had at the routing iteration which the scrubber shows; null at the last one. */
+function lengthAt({ result, state }, k) {
+  if (!result.outputs) return null;
+  const [t, j, q] = result.outputs.shape;
+  const now = Math.min(state.routing.t, t - 1);
+  if (now === t - 1) return null;
+  const start = (now * j + k) * q;
+  return Math.hypot(...result.outputs.subarray(start, start + q));
+}
+
+function longest({ result }) {
+  return result.header?.longest ?? result.longest;
+}
+
+/** The classes shown together, in colours a and b: the two longest where a model may see several. */
+export function together(lab) {
+  if (!lab.model?.multi_label || !lab.result) return [];
+  return longest(lab).slice(0, 2).filter((k) => lab.result.lengths[k] > PRESENT);
+}
+
+function largest(values) {
+  return values.reduce((a, b) => Math.max(a, b), 0);
+}
+
+/** What the network says, in a sentence. */
+export function sentence(lab) {
+  const { result, model } = lab;
+  const [first] = longest(lab);
+  const length = number(result.lengths[first]);
+  if (model.kind === "cnn") return `It is ${named(model.classes[first])} (${length}).`;
+  if (result.lengths[first] <= PRESENT) return `No class is longer than ${PRESENT}.`;
+  if (!model.multi_label) return `It is ${named(model.classes[first])} (length ${length}).`;
+  const seen = together(lab).map((k) => named(model.classes[k]));
+  return seen.length === 2 ? upper(`${seen[0]} and ${seen[1]}.`) : upper(`${seen[0]}, and nothing else (${length}).`);
+}
+
+/** The sentence's bracket stays on one line. */
+function speak(prediction, text) {
+  if (prediction.textContent === text) return;
+  const cut = text.indexOf(" (");
+  const parts = cut < 0 ? [text] : [text.slice(0, cut), " ", html("span", { class: "together" }, text.slice(cut + 1))];
+  prediction.replaceChildren(html("span", {}, ...parts));
+}
+
+function named(name) {
+  if (!/^\d$/.test(name)) return `“${name}”`;
+  return name === "8" ? "an 8" : `a ${name}`;
+}
+
+function upper(text) {
+  return text[0].toUpperCase() + text.slice(1);
+}
+
+function paintFoot({ note, follow }, lab) {
+  const [first, second] = longest(lab);
+  const { lengths } = lab.result;
+  const lead = lengths[first] - lengths[second];
+  const then = lengthAt(lab, first) !== null;
+  if (then) say(note, `○ at iteration ${lab.state.routing.t + 1}`);
+  else say(note, lab.model.multi_label ? "" : `ahead of ${lab.model.classes[second]} by ${number(lead)}`);
+  follow.hidden = lab.state.selected === null;
+  say(follow, "show the longest");
+}
+
+function paintDecoded(view, lab) {
+  const { decoded } = view;
+  decoded.hidden = !(lab.model.multi_label && lab.decoder && lab.result.poses);
+  if (decoded.hidden) return;
+  const tiles = tilesFor(lab);
+  while (decoded.children.length > tiles.length) decoded.lastChild.remove();
+  while (decoded.children.length < tiles.length) decoded.append(html("figure", {}, html("canvas"), html("figcaption")));
+  tiles.forEach((tile, n) => paintTile(decoded.children[n], tile, lab));
+}
+
+/** Both together, each by itself, and the selected class where it is neither. */
+function tilesFor(lab) {
+  const seen = together(lab);
+  const parts = seen.map((k, n) => ({ pixels: decodeClass(lab, k), colour: "ab"[n], text: lab.model.classes[k] }));
+  const tiles = parts.length === 2 ? [{ parts, text: "both", also: "each in its colour" }] : [];
+  tiles.push(...parts.map((part) => ({ parts: [part], text: part.text, also: "" })));
+  const other = lab.selected();
+  if (!seen.includes(other)) {
+    const pixels = decodeClass(lab, other);
+    tiles.push({ parts: [{ pixels, colour: "ink" }], text: lab.model.classes[other], also: "not there" });
+  }
+  return tiles;
+}
+
+function paintTile(figure, { parts, text, also }, lab) {
+  const [canvas, caption] = figure.children;
+  const shape = lab.decoder.shape;
+  if (shape[0] === 3) picture(canvas, parts[0].pixels, shape, maps(lab.colours).ink);
+  else overlay(canvas, parts.map(({ pixels, colour }) => ({ pixels, colour: lab.colours[colour] })), shape, lab.colours.panel);
+  set(canvas, { role: "img", "aria-label": `decoded: ${text} ${also}` });
+  set(figure, { "data-colour": parts.length === 1 ? parts[0].colour : "both" });
+  say(caption, also ? `${text}, ${also}` : text);
+}
+
+/** What each capsule would paint, where only one of them is there: small, and a few at a time after the answer. */
+function paintEach(view, lab) {
+  const { painted } = view;
+  painted.hidden = lab.model.multi_label || !lab.decoder || !lab.result.poses || view.rows.length > MOST_PAINTED;
+  if (painted.hidden) return;
+  if (painted.childElementCount !== view.rows.length + 1) painted.replaceChildren(...eachTile(lab));
+  [...painted.children].slice(1).forEach((figure, k) => figure.classList.toggle("selected", k === lab.selected()));
+  const key = `${lab.colours.panel}${lab.colours.ink}`;
+  if (view.paintedOf === lab.result && view.paintedIn === key && view.paintedBy === lab.decoder) return;
+  Object.assign(view, { paintedOf: lab.result, paintedIn: key, paintedBy: lab.decoder });
+  cancelAnimationFrame(view.job);
+  const result = lab.result;
+  const slice = (from) => {
+    if (lab.result !== result || !lab.decoder) return;
+    for (let k = from; k < Math.min(from + 3, view.rows.length); k++) {
+      picture(painted.children[k + 1].firstChild, decodeClass(lab, k), lab.decoder.shape, maps(lab.colours).ink);
+    }
+    if (from + 3 < view.rows.length) view.job = requestAnimationFrame(() => slice(from + 3));
+  };
+  view.job = requestAnimationFrame(() => slice(0));
+}
+
+function eachTile(lab) {
+  const tile = (name, k) => html("figure", { onclick: () => lab.update({ selected: k }) }, html("canvas"), html("figcaption", {}, name));
+  return [html("h3", {}, "Each capsule, painted"), ...lab.model.classes.map(tile)];
+}
+
+function decodeClass(lab, k) {
+  const q = lab.result.poses.shape[1];
+  return lab.decoder.decode(lab.result.poses.subarray(k * q, k * q + q), k);
+}

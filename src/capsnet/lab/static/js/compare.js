@@ -1,0 +1,142 @@
+// Panel 6, a toggle: the same input read by a convolutional network of the same input size, class by class, live.
+// It takes the pose panel's place, or stands beside it on a wide screen.
+
+import { Newest } from "./api.js";
+import { html, number, say, set } from "./elements.js";
+import { millions } from "./header.js";
+
+export function mount(root, lab) {
+  const view = { root, lab, other: null, answer: null, asked: null, rows: [] };
+  view.encoder = new Newest(
+    ({ pixels, model }) => lab.api.encode(pixels, { model, iterations: 1, leaky: false }),
+    (answer, question) => answered(view, answer, question),
+    (error) => lab.status !== "gone" && lab.notice(error.message),
+  );
+  const button = document.getElementById("compare");
+  button.addEventListener("click", () => toggle(view));
+  view.verdict = html("p", { class: "verdict", id: "compare-verdict", "aria-live": "polite" });
+  view.head = html("div", { class: "compare-head small" });
+  view.list = html("div", { class: "compare-rows" });
+  root.append(view.verdict, view.head, view.list,
+    html("p", { class: "small muted" }, "Turn, scale, shear or move the input with its handles: which of the two is sure for longer?"));
+  lab.on((_, changed) => onFrame(view, button, changed));
+}
+
+/** The model of the other kind that reads the same pixels and names the same classes. */
+export function partner(models, model) {
+  const same = (a, b) => a.length === b.length && a.every((value, k) => value === b[k]);
+  return models.find((other) =>
+    other.kind !== model.kind && same(other.image_shape, model.image_shape) && same(other.classes, model.classes)) ?? null;
+}
+
+/** Turn it on; where the current model has nobody to be compared with, change to a pair and say so. */
+function toggle({ lab }) {
+  if (lab.state.compare) return lab.update({ compare: false });
+  if (!lab.model) return;
+  if (partner(lab.models, lab.model)) return lab.update({ compare: true });
+  const pair = lab.models.find((model) => model.kind === "capsnet" && partner(lab.models, model));
+  if (!pair) return lab.notice("There is no CNN here that reads the same input, so there is nothing to compare with.");
+  lab.notice(`No CNN has the input size of ${lab.model.name}: changed to ${pair.name}, which has one.`);
+  lab.update({ compare: true, model: pair.name });
+}
+
+function onFrame(view, button, changed) {
+  const { lab, root } = view;
+  view.other = lab.model && lab.state.compare ? partner(lab.models, lab.model) : null;
+  const on = lab.state.compare && Boolean(lab.model);
+  set(button, { "aria-pressed": lab.state.compare });
+  root.hidden = !on;
+  document.body.toggleAttribute("data-compare", on);
+  if (!on) return;
+  if (!view.other) return alone(view);
+  ask(view);
+  if (changed.has("model") || changed.has("models") || !view.rows.length) build(view);
+  paint(view);
+}
+
+function alone(view) {
+  view.answer = null;
+  view.rows = [];
+  view.head.replaceChildren();
+  view.list.replaceChildren();
+  say(view.verdict, "No CNN here reads the same input as this model.");
+}
+
+function ask(view) {
+  const { lab, other } = view;
+  if (!lab.input || lab.empty || lab.status === "gone") {
+    view.asked = null;
+    return;
+  }
+  const stale = view.asked?.pixels !== lab.input || view.asked.model !== other.name;
+  if (!stale) return;
+  view.asked = { pixels: lab.input, model: other.name };
+  view.encoder.request(view.asked);
+}
+
+function answered(view, answer, question) {
+  if (question.model !== view.other?.name) return;
+  view.answer = answer;
+  view.lab.poke("compare-result");
+}
+
+/** Capsules left, CNN right, whichever of them is the current model. */
+function sides({ lab, other, answer }) {
+  const mine = { model: lab.model, lengths: lab.result?.lengths ?? null };
+  const theirs = { model: other, lengths: answer?.lengths ?? null };
+  return lab.model.kind === "capsnet" ? [mine, theirs] : [theirs, mine];
+}
+
+function build(view) {
+  const heads = sides(view).map(({ model }, n) =>
+    html("div", {},
+      html("b", {}, n === 0 ? "Capsules" : "CNN"), html("span", {}, model.name),
+      html("span", { class: "num muted", "data-card": "parameters", "data-value": model.parameters.toLocaleString("en"), tabindex: 0 },
+        `${millions(model.parameters)} parameters`),
+      html("span", { class: "num muted" }, Number.isFinite(model.error_percent) ? `${model.error_percent.toFixed(2)} % test error` : "")));
+  view.head.replaceChildren(html("span"), ...heads);
+  view.rows = view.lab.model.classes.map((name) => buildRow(name));
+  view.list.replaceChildren(...view.rows.map(({ row }) => row));
+}
+
+function buildRow(name) {
+  const bars = ["capsules", "cnn"].map((kind) => {
+    const fill = html("span", { class: "fill" });
+    const value = html("span", { class: "num small" });
+    const meter = html("span", { class: `meter ${kind}`, role: "meter", "aria-valuemin": 0, "aria-valuemax": 1,
+      "aria-label": `${name}, ${kind === "cnn" ? "CNN" : "capsules"}` }, fill);
+    return { fill, value, meter };
+  });
+  const cells = bars.flatMap(({ meter, value }) => [meter, value]);
+  return { bars, row: html("div", { class: "compare-row" }, html("span", { class: "name" }, name), ...cells) };
+}
+
+function paint(view) {
+  const both = sides(view);
+  const { lab } = view;
+  view.rows.forEach(({ bars, row }, k) => {
+    bars.forEach(({ fill, value, meter }, n) => {
+      const length = lab.empty ? null : both[n].lengths?.[k];
+      fill.style.width = `${100 * Math.min(1, length ?? 0)}%`;
+      say(value, Number.isFinite(length) ? number(length) : "–");
+      set(meter, { "aria-valuenow": (length ?? 0).toFixed(3) });
+      meter.classList.toggle("first", Number.isFinite(length) && longest(both[n].lengths) === k);
+    });
+    row.classList.toggle("told", both.some(({ lengths }) => lengths && longest(lengths) === k));
+  });
+  say(view.verdict, verdict(both, lab));
+}
+
+function longest(lengths) {
+  return lengths.indexOf(Math.max(...lengths));
+}
+
+function verdict([capsules, cnn], lab) {
+  if (lab.empty) return "Nothing to compare: the input is empty.";
+  if (!capsules.lengths || !cnn.lengths) return "…";
+  const { classes } = lab.model;
+  const [one, other] = [longest(capsules.lengths), longest(cnn.lengths)];
+  const sure = (lengths, k) => number(lengths[k]);
+  if (one === other) return `Both say ${classes[one]}: ${sure(capsules.lengths, one)} and ${sure(cnn.lengths, other)}.`;
+  return `They differ: the capsules say ${classes[one]} (${sure(capsules.lengths, one)}), the CNN ${classes[other]} (${sure(cnn.lengths, other)}).`;
+}

@@ -1,0 +1,316 @@
+/**
+ * The page's start and its heartbeat: the `lab` object that every panel gets, one frame for all changes, and the
+ * rule when to ask the server.
+ *
+ * A frame: what changed since the last one → the pixels the network sees → a question to the server, if one is
+ * needed → every panel repaints → the URL follows.
+ */
+
+import { Api, Newest, Refusal } from "./api.js";
+import * as cards from "./cards.js";
+import * as classes from "./classes.js";
+import * as compare from "./compare.js";
+import { Decoder } from "./decoder.js";
+import * as hand from "./hand.js";
+import * as header from "./header.js";
+import * as input from "./input.js";
+import * as pose from "./pose.js";
+import * as primary from "./primary.js";
+import { see } from "./raster.js";
+import * as routing from "./routing.js";
+import * as share from "./share.js";
+import { DEFAULTS, fromFragment, next, plainFragment, sanitise, toFragment } from "./state.js";
+import * as tour from "./tour.js";
+
+const URL_MILLISECONDS = 400; // browsers refuse a history that is written too often
+const COLOURS = ["bg", "panel", "ink", "muted", "line", "accent", "a", "b", "good", "warn"];
+const DIGITS_KEPT = 200;
+
+class Lab {
+  constructor() {
+    this.state = sanitise(DEFAULTS);
+    this.models = [];
+    this.model = null;
+    this.result = null; // the last answer to this model
+    this.input = null; // Float32Array (c·h·w)
+    this.seen = null; // {pixels, centring, parts} as raster.js gives it
+    this.empty = false; // nothing but zeros to look at
+    this.decoder = null;
+    this.status = "busy";
+    this.colours = {};
+    this.transient = {}; // what is pointed at: shown, never kept
+    this.timings = []; // milliseconds from a slider's event to the painted reconstruction
+    this.encodings = []; // milliseconds from question to answer
+    this.api = new Api({ onStatus: (status) => this.#setStatus(status), onReturn: (anew) => this.#returned(anew) });
+    this.#encoder = new Newest((q) => this.#encode(q), (a, q) => this.#answered(a, q), (e) => this.#failed(e));
+  }
+
+  #listeners = [];
+  #changed = new Set();
+  #scheduled = false;
+  #encoder;
+  #asked = ""; // the last question's settings, to see whether a new one is needed
+  #digits = new Map(); // index → {pixels, shape, label}, or null while it is fetched
+  #saving = 0;
+  #fragment = "";
+
+  /** Merge a patch into the state; panels repaint in the next frame, once for all updates. */
+  update(patch, options) {
+    const old = this.state;
+    this.state = next(old, patch, options);
+    for (const key of Object.keys(this.state)) if (this.state[key] !== old[key]) this.poke(key);
+    if (this.state.model !== old.model) this.#useModel();
+  }
+
+  /** fn(lab, changed) on every frame; changed holds the state's keys and "result", "status", "flash", "theme" … */
+  on(fn) {
+    this.#listeners.push(fn);
+  }
+
+  /** Repaint what depends on `key`, though the state is the same. */
+  poke(key) {
+    this.#changed.add(key);
+    if (this.#scheduled) return;
+    this.#scheduled = true;
+    requestAnimationFrame(() => this.#frame());
+  }
+
+  /** Show something for a moment, as a capsule's receptive field: kept in lab.transient, never in the URL. */
+  flash(name, value) {
+    this.transient[name] = value;
+    this.poke("flash");
+  }
+
+  /** A sentence at the page's foot. */
+  notice(sentence) {
+    this.transient.notice = { sentence };
+    this.poke("notice");
+  }
+
+  /** The class that is shown: the chosen one, or the longest. */
+  selected() {
+    const { selected } = this.state;
+    if (selected !== null && selected < (this.model?.classes.length ?? 0)) return selected;
+    return this.result?.header.longest[0] ?? null;
+  }
+
+  /** The pixels of one class's pose, for whoever looks from outside. */
+  decode(pose, klass) {
+    return this.decoder?.decode(pose, klass) ?? null;
+  }
+
+  /** A test digit {pixels, shape, label}, or null while it is on its way. */
+  digit(index) {
+    const key = `${this.state.model}/${index}`;
+    if (!this.#digits.has(key)) this.#fetchDigit(key, index);
+    return this.#digits.get(key);
+  }
+
+  async start() {
+    this.readColours();
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.readColours());
+    addEventListener("hashchange", () => this.#restore());
+    addEventListener("beforeunload", () => this.#saveNow());
+    await this.#restore();
+    await this.#connect();
+  }
+
+  /** Colours live in the style sheet; canvases need them as values. */
+  readColours() {
+    const style = getComputedStyle(document.documentElement);
+    this.colours = Object.fromEntries(COLOURS.map((name) => [name, style.getPropertyValue(`--${name}`).trim()]));
+    this.poke("theme");
+  }
+
+  async #restore() {
+    if (this.#fragment && location.hash.slice(1) === this.#fragment) return;
+    try {
+      const found = await fromFragment(location.hash);
+      if (found) this.update({ ...found, model: found.model || this.state.model }, { replace: true });
+    } catch (error) {
+      this.notice(error.message);
+    }
+  }
+
+  async #connect() {
+    try {
+      await this.api.greet();
+      const { models, default: preferred } = await this.api.models();
+      this.models = models;
+      this.preferred = preferred;
+      this.poke("models");
+      this.#useModel();
+    } catch (error) {
+      if (error instanceof Refusal) this.notice(error.message);
+    }
+  }
+
+  /** Take up the state's model; an unknown one gives way to the server's default, and the page says so. */
+  #useModel() {
+    if (!this.models.length) return;
+    const found = this.models.find((model) => model.name === this.state.model);
+    if (!found) {
+      if (this.state.model) this.notice(`This server has no model “${this.state.model}”; here is ${this.preferred}.`);
+      this.update({ model: this.preferred });
+      return;
+    }
+    if (found === this.model) return;
+    Object.assign(this, { model: found, result: null, input: null, seen: null, decoder: null });
+    this.#asked = "";
+    this.poke("model");
+    if (found.has_decoder) this.#fetchDecoder(found);
+  }
+
+  async #fetchDecoder(model) {
+    try {
+      const decoder = new Decoder(await this.api.decoder(model.name));
+      if (this.model !== model) return; // another one was chosen meanwhile
+      this.decoder = decoder;
+      this.poke("decoder");
+    } catch (error) {
+      if (error instanceof Refusal) this.notice(error.message);
+    }
+  }
+
+  async #fetchDigit(key, index) {
+    this.#digits.set(key, null);
+    try {
+      const { header, pixels } = await this.api.digit(index, this.state.model);
+      if (this.#digits.size > DIGITS_KEPT) this.#digits.delete(this.#digits.keys().next().value);
+      const shape = pixels.shape.length === 2 ? [1, ...pixels.shape] : pixels.shape;
+      this.#digits.set(key, { pixels, shape, label: header.label });
+      this.poke("input");
+    } catch (error) {
+      this.#digits.delete(key);
+      if (!(error instanceof Refusal)) return;
+      this.notice(error.message);
+      if (error.status === 503) setTimeout(() => this.poke("input"), 2000); // being fetched
+    }
+  }
+
+  #frame() {
+    const changed = this.#changed;
+    this.#changed = new Set();
+    this.#scheduled = false;
+    if (this.model) this.#look(changed);
+    for (const listener of this.#listeners) {
+      try {
+        listener(this, changed);
+      } catch (error) {
+        reportError(error); // one panel's fault must not stop the others
+      }
+    }
+    if (Object.keys(this.state).some((key) => changed.has(key))) this.#saveSoon();
+  }
+
+  #look(changed) {
+    if (!this.input || ["input", "transform", "model"].some((key) => changed.has(key))) {
+      const seen = see(this.state.input, this.state.transform, this.model.image_shape, (index) => this.digit(index));
+      if (!seen) return; // a digit is on its way; its arrival makes a new frame
+      const same = this.input && seen.pixels.every((value, k) => value === this.input[k]);
+      this.seen = seen;
+      if (!same) this.#asked = "";
+      this.input = seen.pixels;
+      this.empty = this.input.every((value) => value === 0);
+    }
+    this.#ask(changed);
+  }
+
+  /** Ask only when the question is a new one. */
+  #ask(changed) {
+    if (this.empty) {
+      if (this.result) changed.add("result");
+      this.result = null;
+      this.#asked = "";
+      return;
+    }
+    const { model, routing, selected } = this.state;
+    const focus = selected !== null && selected < this.model.classes.length ? selected : null;
+    const question = { model, iterations: routing.iterations, leaky: routing.leaky, focus };
+    const key = JSON.stringify(question);
+    if (key === this.#asked) return;
+    this.#asked = key;
+    this.#encoder.request({ ...question, pixels: this.input });
+  }
+
+  async #encode(question) {
+    const start = performance.now();
+    const answer = await this.api.encode(question.pixels, question);
+    this.encodings.push(performance.now() - start);
+    if (this.encodings.length > 1000) this.encodings.shift();
+    return answer;
+  }
+
+  /** An answer about another model, or to a canvas that was wiped meanwhile, is stale. */
+  #answered(answer, question) {
+    if (question.model !== this.model?.name || this.empty) return;
+    this.result = Object.assign(answer, { input: question.pixels });
+    this.poke("result");
+  }
+
+  #failed(error) {
+    this.#asked = "";
+    if (error instanceof Refusal) {
+      this.notice(error.message);
+      if (error.status === 503) setTimeout(() => this.poke("input"), 1000);
+    }
+  }
+
+  #setStatus(status) {
+    if (status === this.status) return;
+    this.status = status;
+    this.poke("status");
+  }
+
+  async #returned(anew) {
+    if (anew || !this.models.length) {
+      this.model = null;
+      this.#digits.clear();
+      await this.#connect();
+    }
+    this.#asked = "";
+    this.poke("input");
+  }
+
+  #saveSoon() {
+    this.#saving ||= setTimeout(() => this.#save(), URL_MILLISECONDS);
+  }
+
+  async #save() {
+    this.#saving = 0;
+    history.replaceState(null, "", await this.link());
+  }
+
+  /** The page is about to go: compressing would come too late. */
+  #saveNow() {
+    if (!this.#saving) return;
+    clearTimeout(this.#saving);
+    this.#saving = 0;
+    history.replaceState(null, "", `#${plainFragment(this.state)}`);
+  }
+
+  /** The address that restores all of this. */
+  async link() {
+    this.#fragment = await toFragment(this.state);
+    return `${location.origin}${location.pathname}#${this.#fragment}`;
+  }
+}
+
+const lab = new Lab();
+window.lab = lab;
+
+const PANELS = [
+  [header, "header"],
+  [input, "panel-input"],
+  [primary, "panel-primary"],
+  [routing, "panel-routing"],
+  [classes, "panel-classes"],
+  [pose, "panel-pose"],
+  [compare, "panel-compare"],
+  [hand, "view-hand"],
+  [share, "share-menu"],
+  [cards, "cards"],
+  [tour, "tour-card"],
+];
+for (const [panel, id] of PANELS) panel.mount(document.getElementById(id), lab);
+lab.start();
