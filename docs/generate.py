@@ -162,6 +162,89 @@ def tried() -> str:
     return f"{notes['note']}\n\n{table(['what', 'measured', 'why it is not here'], rows)}"
 
 
+def cards() -> list[dict[str, Any]]:
+    """What docs/ship.py wrote about each model that comes with the package."""
+    return [json.loads(path.read_text()) for path in sorted((ROOT / "results" / "models").glob("*.json"))]
+
+
+def error_of(found: dict[str, Any]) -> str:
+    low, high = found["error_percent_interval_95"]
+    return f"{found['error_percent']:.2f} % ({found['errors']:,} of {found['n']:,}; {low:.2f} to {high:.2f} %)"
+
+
+def models(page: str = "") -> str:
+    """The models that come with the package, one a row; each links to its card on a page."""
+    rows = [
+        (
+            f"[`{card['name']}`]({page}#{card['name']})",
+            card["title"].rstrip("."),
+            f"{card['parameters']:,}",
+            error_of(card["test"]),
+            f"{card['weights']['bytes'] / 1e6:.1f} MB",
+        )
+        for card in cards()
+    ]
+    return table(["name", "what", "parameters", "test error (95 % interval)", "size"], rows)
+
+
+def model_cards() -> str:
+    """A section for each model."""
+    return "\n".join(map(model_card, cards()))
+
+
+def model_card(card: dict[str, Any]) -> str:
+    """What it is, how it came about, how good it is and what it is not good at."""
+    channels, height, width = card["image_shape"]
+    birth, weights = card["certificate"], card["weights"]
+    held_back = error_of(card["validation"]) if card["validation"] else "none held back: it was trained on all of them"
+    facts = {
+        "data": f"{card['data']}, {card['training_images']:,} training images",
+        "input": f"{height}×{width}, {'grey' if channels == 1 else 'colour'}",
+        "classes": ", ".join(card["classes"]),
+        "parameters": f"{card['parameters']:,}",
+        "training": f"preset `{birth['config']['preset']}`, {card['epochs']} epochs, {card['training_seconds']:,.0f} s "
+        f"({birth['machine']}), torch {birth['torch']}",
+        "validation error": held_back,
+        "test error": error_of(card["test"]),
+        "seed": f"{card['seed']}, by {card['chosen_by']}",
+        "predictions that half precision changes": str(weights["predictions_changed_by_halving"]),
+        "sha256": f"`{weights['sha256']}`",
+    }
+    listed = "".join(f"- {weakness}\n" for weakness in card["weaknesses"])
+    return (
+        f"## {card['name']}\n\n{card['title']}\n\n```\ncapsnet predict {card['name']} photo.png\n```\n\n"
+        f"{table(['', ''], facts.items())}\nWhat it is not good at:\n\n{listed}\n{seeds_table(card['seeds'])}"
+    )
+
+
+def fine_tuning() -> str:
+    """Sixty images of one's own, with a trained model as their beginning and without."""
+    found = read("fine-tuning")
+    rows = []
+    for row in found["rows"]:
+        errors = [", ".join(f"{error:.1f}" for error in row[side]) for side in ("fresh", "begun")]
+        means = [f"{sum(row[side]) / len(row[side]):.1f} %" for side in ("fresh", "begun")]
+        rows.append((row["what"], *(f"{mean} ({each})" for mean, each in zip(means, errors, strict=True))))
+    note = (
+        f"Measured on {found['images']} images, ten of each of six classes, tested on {found['test_images']} others: "
+        f"mean test error (and that of each seed), by [docs/finetune.py](finetune.py).\n\n"
+    )
+    return note + table(["images", "from the beginning", f"`--init {found['init']}`"], rows)
+
+
+def seeds_table(seeds: list[dict[str, Any]]) -> str:
+    """Every seed that was trained, the one that is shipped among them."""
+    rows = []
+    for row in seeds:
+        held_back = row["validation_error_percent"]
+        judged = "–" if held_back is None else f"{held_back:.2f} %"
+        shipped = "shipped" if row["shipped"] else ""
+        rows.append(
+            (str(row["seed"]), judged, f"{row['test_error_percent']:.2f} %", f"{row['seconds']:,.0f} s", shipped)
+        )
+    return table(["seed", "validation error", "test error", "training time", ""], rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "summary": summary,
     "demo": demo,
@@ -172,6 +255,10 @@ TABLES: dict[str, Callable[[], str]] = {
     "sweep": sweep,
     "precision": precision,
     "tried": tried,
+    "models": models,
+    "models-linked": lambda: models("docs/models.md"),
+    "model-cards": model_cards,
+    "fine-tuning": fine_tuning,
 }
 
 

@@ -30,17 +30,20 @@ MAY_IMPORT = {
     "config": {"errors", "layers", "losses", "data"},
     "models": {"errors", "functional", "routing", "layers", "config"},
     "evaluation": {"errors", "functional", "data", "config", "models"},
-    "checkpoint": {"errors", "config", "models"},
+    "zoo": {"errors"},
+    "checkpoint": {"errors", "config", "models", "zoo"},
+    "pretrained": {"errors", "config", "models", "zoo", "checkpoint", "evaluation"},
 }
 # The room on the left is used by the rooms on the right only.
 ONLY_IMPORTED_BY = {
     "cli": {"__main__"},
     "lab": {"cli"},
     "experiments": {"cli"},
-    "report": {"cli"},
-    "figures": {"cli", "report"},
+    "report": {"cli", "experiments"},
+    "figures": {"cli", "experiments", "report"},
+    "export": {"cli"},
 }
-HEAVY = ["matplotlib", "tensorboard", "fastapi", "PIL", "tyro", "rich", "numba"]
+HEAVY = ["matplotlib", "tensorboard", "fastapi", "PIL", "tyro", "rich", "numba", "onnx", "onnxscript", "onnxruntime"]
 WITH_EXAMPLES = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py") if ">>> " in path.read_text())
 
 

@@ -17,7 +17,7 @@ from capsnet.errors import UserError
 from capsnet.functional import squash
 from capsnet.kernels.stem import stem_conv2d
 from capsnet.layers import Conv2d, Decoder, DenseCaps, PrimaryCaps
-from capsnet.models import create_model
+from capsnet.pretrained import create_model
 from capsnet.routing import dynamic_routing
 
 OF_TWO_SIGMA = 0.87962566  # standard deviation of a standard normal that is cut off at ±2

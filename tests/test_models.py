@@ -31,7 +31,8 @@ from capsnet.errors import UserError
 from capsnet.functional import mask, one_hot
 from capsnet.layers import DenseCaps
 from capsnet.losses import margin_loss, reconstruction_loss
-from capsnet.models import CNN, CapsNet, build, create_model
+from capsnet.models import CNN, CapsNet, build
+from capsnet.pretrained import create_model
 
 TINY = CapsNetConfig(
     (1, 12, 12), 3, stem_channels=(8,), stem_kernels=(3,), primary_types=4, primary_dim=4, primary_kernel=3,
@@ -497,7 +498,7 @@ def test_a_config_with_a_part_missing_is_refused(name: str) -> None:
 
 
 def test_an_unknown_preset_lists_the_choices() -> None:
-    with pytest.raises(UserError, match=r"no preset 'papr'; did you mean 'paper'\?.*official.*quick"):
+    with pytest.raises(UserError, match=r"no preset or model 'papr'; did you mean 'paper'\?.*official.*quick"):
         create_model("papr")
 
 

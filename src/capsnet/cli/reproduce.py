@@ -16,7 +16,7 @@ from tyro.conf import Positional, arg
 from capsnet import experiments, training
 from capsnet.cli.flags import MaybePath, MaybeStr, parse
 from capsnet.errors import UserError, unknown
-from capsnet.experiments.conduct import Show, conduct, draw_records
+from capsnet.experiments.conduct import Show, conduct
 from capsnet.experiments.plan import BUDGETS, Experiment, Row, Table, check_budget
 from capsnet.experiments.results import Place, Results
 from capsnet.terminal import TrainingBar, bar, clock, print_table, say
@@ -188,6 +188,3 @@ def figures_of(flags: Reproduce) -> int:
     for path in paint(flags.model, flags.images, flags.out):
         print(path)
     return 0
-
-
-__all__ = ["draw_records", "reproduce"]

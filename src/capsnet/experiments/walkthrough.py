@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 ITERATIONS = 3
 # pose of each lower capsule, and its votes for A and for B: (degrees, length)
 CAPSULES = (
-    ((20, 0.8), (62, 1.3), (-150, 0.9)),
-    ((75, 0.7), (48, 1.2), (135, 0.8)),
-    ((140, 0.9), (76, 1.3), (-35, 0.8)),
-    ((-60, 0.6), (-115, 1.1), (95, 1.0)),
+    ((20, 0.8), (62, 1.4), (-150, 0.9)),
+    ((75, 0.7), (32, 1.3), (150, 0.8)),
+    ((140, 0.9), (92, 1.4), (-35, 0.9)),
+    ((-60, 0.6), (-115, 1.2), (85, 1.1)),
 )
 TURNS = 3  # the lower capsule whose couplings part most visibly: the last, which disagrees with the others on A
 
@@ -182,8 +182,8 @@ WORDS = {
     ),
     "03-votes": (
         "The votes",
-        "Here is the example. Capsules 1 to 3 predict nearly the same pose for A; capsule 4 predicts the opposite. On B "
-        "they differ.",
+        "Here is the example. Capsules 1 to 3 predict nearly the same pose for A; capsule 4 predicts the opposite. "
+        "On B they differ.",
     ),
     "04-iteration0-line2": (
         "Procedure 1, line by line",

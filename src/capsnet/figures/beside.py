@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch, Rectangle
 from torch import Tensor
 
-from capsnet.figures.byhand import LOWER, UPPER, Numbers, arrow, plane
+from capsnet.figures.byhand import LOWER, UPPER, Numbers, around_zero, arrow, plane
 from capsnet.figures.style import (
     BLUE,
     FAINT,
@@ -48,7 +48,7 @@ def squash_beside_sigmoid() -> Figure:
     middle.plot(size, lengths(squash(torch.stack([size, torch.zeros(200)], 1))), color=BLUE)
     middle.plot([0, 6], [1, 1], color=FAINT)
     middle.set(title="Length after squash", xlabel="‖s‖", ylabel="‖v‖", ylim=(-0.05, 1.05))
-    plane(right, 2.6, "")
+    plane(right, around_zero(2.6))
     right.set_title("Squash of vectors")
     for angle, length in ((0.35, 2.4), (1.35, 1.3), (2.3, 0.6), (3.6, 2.1), (4.9, 1.0)):
         s = torch.tensor([np.cos(angle), np.sin(angle)], dtype=torch.float32) * length
@@ -133,7 +133,7 @@ def similarity() -> Figure:
     for axes, degrees in zip(panels, (180, 150, 120, 90, 60, 30, 0), strict=True):
         angle = np.deg2rad(degrees)
         vote = torch.tensor([np.cos(angle), np.sin(angle)], dtype=torch.float32)
-        plane(axes, 1.35, "")
+        plane(axes, around_zero(1.35))
         arrow(axes, v.tolist(), INK, 2.2)
         dot = float(vote @ v)
         arrow(axes, vote.tolist(), BLUE if dot > 0.01 else VERMILLION if dot < -0.01 else MUTED)

@@ -100,20 +100,20 @@ def _says(n: Numbers, line: int, t: int) -> str:
         return f"The direction stays, the length goes below 1: ‖v_A‖ = {v[0]:.2f}, ‖v_B‖ = {v[1]:.2f}."
     best = int((n.agreement[t, :, 0] - n.agreement[t, :, 1]).argmin())
     a, b = n.agreement[t, best].tolist()
-    return f"Capsule {best + 1} agrees with A by {a:+.2f} and with B by {b:+.2f}: its logits move that way."
+    return f"Capsule {best + 1} agrees with A by {a:+.2f} and with B by {b:+.2f}: so its logits move.".replace("-", "−")
 
 
 @styled
 def by_hand(numbers: Numbers, moment: Moment) -> Figure:
     """One line of Procedure 1: the listing with that line marked, the vectors of A and B, and all numbers."""
     figure, axes = sheet(WIDTH, HEIGHT)
-    when = f"iteration {moment.iteration}" if 4 <= moment.line <= 7 else ("before" if moment.line < 4 else "the end")
-    heading(axes, f"Line {moment.line if moment.line < 8 else 'return'}, {when}", moment.says)
+    when = f"iteration {moment.iteration}" if 4 <= moment.line <= 7 else "before the loop"
+    heading(axes, f"Line {moment.line}, {when}" if moment.line < 8 else "What comes out", moment.says)
     _listing(axes, moment.line)
-    reach = 1.12 * float(max(lengths(numbers.votes).max(), lengths(numbers.inputs).max()))
+    corners = window(numbers, moment.line)
     for j in (0, 1):
         panel = figure.add_axes(((190 + 162 * j) / WIDTH, 1 - 212 / HEIGHT, 152 / WIDTH, 152 / HEIGHT))
-        plane(panel, reach, f"for {UPPER[j]}")
+        plane(panel, corners, f"for {UPPER[j]}")
         _vectors(panel, numbers, moment, j)
     _matrices(axes, numbers, moment)
     return figure
@@ -130,9 +130,26 @@ def _listing(axes: Axes, marked: int) -> None:
         axes.text(28, y, text, size=TINY, color=INK, va="center", family="DejaVu Sans Mono", weight=weight)
 
 
-def plane(axes: Axes, reach: float, title: str) -> None:
+Window = tuple[float, float, float]  # left, bottom and side of a square of the plane
+
+
+def window(numbers: Numbers, line: int) -> Window:
+    """What a line's vectors need, the same in all iterations so that growth shows."""
+    ends = (numbers.inputs if line in (5, 6) else numbers.votes).reshape(-1, 2)
+    low, high = ends.amin(0).clamp(max=-1), ends.amax(0).clamp(min=1)
+    side = 1.22 * float((high - low).max())
+    left, bottom = ((low + high - side) / 2).tolist()
+    return left, bottom, side
+
+
+def around_zero(reach: float) -> Window:
+    return -reach, -reach, 2 * reach
+
+
+def plane(axes: Axes, corners: Window, title: str = "") -> None:
     """A square of the plane with its unit circle, which no output leaves."""
-    axes.set(xlim=(-reach, reach), ylim=(-reach, reach), aspect="equal", xticks=[], yticks=[])
+    left, bottom, side = corners
+    axes.set(xlim=(left, left + side), ylim=(bottom, bottom + side), aspect="equal", xticks=[], yticks=[])
     axes.grid(False)
     for spine in axes.spines.values():
         spine.set_visible(False)
@@ -140,7 +157,7 @@ def plane(axes: Axes, reach: float, title: str) -> None:
     axes.axhline(0, color=FAINT, linewidth=0.7)
     axes.axvline(0, color=FAINT, linewidth=0.7)
     axes.add_patch(Circle((0, 0), 1, fill=False, color=FAINT, linewidth=0.9, linestyle=(0, (3, 3))))
-    axes.text(-0.96 * reach, 0.86 * reach, title, size=SMALL, weight="bold", color=INK)
+    axes.text(left + 0.03 * side, bottom + 0.92 * side, title, size=SMALL, weight="bold", color=INK)
 
 
 def arrow(
@@ -158,7 +175,7 @@ def arrow(
         "linewidth": width,
         "shrinkA": 0,
         "shrinkB": 0,
-        "mutation_scale": 5 + 3 * width,
+        "mutation_scale": 5 + 2 * width,
         **more,
     }
     axes.annotate("", xy=(float(end[0]), float(end[1])), xytext=(float(start[0]), float(start[1])), arrowprops=style)
@@ -171,7 +188,7 @@ def _vectors(axes: Axes, n: Numbers, moment: Moment, j: int) -> None:
         for i, vote in enumerate(n.votes[:, j].tolist()):
             share = float(n.couplings[t, i, j]) if moment.line == 4 else 0.5
             arrow(axes, vote, LOWER[i], 0.6 + 3.4 * share)
-            _at_tip(axes, vote, f"{i + 1}" if moment.line == 2 else f"{i + 1}: {share:.2f}", LOWER[i])
+            _at_tip(axes, vote, f"{i + 1}" if moment.line == 2 else f"{share:.2f}", LOWER[i])
     elif moment.line == 5:
         place = np.zeros(2)
         for i in range(len(n.votes)):
@@ -224,7 +241,7 @@ def _matrix(axes: Axes, left: float, top: float, name: str, values: Tensor | Non
     colour = BLUE if fresh else MUTED
     axes.text(left, top, name, size=SMALL, weight="bold", color=colour, va="center")
     across, rows = (UPPER, None) if named else ("xy", UPPER)
-    for k, letter in enumerate(across):
+    for k, letter in enumerate(across if values is not None else ""):
         axes.text(left + 40 + 34 * k, top + 14, letter, size=TINY, color=MUTED, ha="right", va="center")
     for r, row in enumerate([] if values is None else values.tolist()):
         y = top + 28 + 14 * r
@@ -264,7 +281,7 @@ def lower_capsules(u: Tensor, votes: Tensor) -> Figure:
     for axes, title, ends in zip(
         panels, ("lower capsules u_i", "votes for A", "votes for B"), (u, votes[:, 0], votes[:, 1]), strict=True
     ):
-        plane(axes, reach, "")
+        plane(axes, around_zero(reach))
         axes.set_title(title)
         for i, end in enumerate(ends.tolist()):
             arrow(axes, end, LOWER[i])

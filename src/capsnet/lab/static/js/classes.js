@@ -36,7 +36,7 @@ function paint(view, lab) {
   if (lab.model && view.model !== lab.model) rebuild(view, lab);
   const { result } = lab;
   view.root.classList.toggle("nothing", !result);
-  if (!result && lab.empty) say(view.prediction, "The canvas is empty.");
+  if (!result) say(view.prediction, lab.empty ? "The canvas is empty." : "…");
   if (!result || result.lengths.length !== view.rows.length) return;
   view.rows.forEach((row, k) => paintRow(row, k, lab));
   speak(view.prediction, sentence(lab));
@@ -50,6 +50,7 @@ function rebuild(view, lab) {
   view.model = lab.model;
   view.rows = lab.model.classes.map((name, k) => row(name, k, lab));
   view.list.replaceChildren(...view.rows.map((parts) => parts.label));
+  view.painted.replaceChildren();
   view.list.classList.toggle("wide-names", lab.model.classes.some((name) => name.length > 2));
 }
 
@@ -211,7 +212,8 @@ function paintEach(view, lab) {
 }
 
 function eachTile(lab) {
-  const tile = (name, k) => html("figure", { onclick: () => lab.update({ selected: k }) }, html("canvas"), html("figcaption", {}, name));
+  const tile = (name, k) => html("figure", { title: name, onclick: () => lab.update({ selected: k }) },
+    html("canvas"), html("figcaption", {}, name.length > 3 ? "" : name));
   return [html("h3", {}, "Each capsule, painted"), ...lab.model.classes.map(tile)];
 }
 

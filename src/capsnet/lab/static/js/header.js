@@ -1,6 +1,7 @@
 // The top row: which model, which view, light or dark; and the sentence at the page's foot.
 
 import { html, say, set } from "./elements.js";
+import { recall, remember } from "./memory.js";
 
 const THEMES = ["auto", "light", "dark"];
 const SIGNS = { auto: "◐", light: "☀", dark: "☾" };
@@ -34,22 +35,6 @@ function theme(button, lab) {
   });
   system.addEventListener("change", show);
   show();
-}
-
-export function recall(key) {
-  try {
-    return localStorage.getItem(`lab.${key}`);
-  } catch {
-    return null; // storage may be forbidden; the page works without
-  }
-}
-
-export function remember(key, value) {
-  try {
-    localStorage.setItem(`lab.${key}`, value);
-  } catch {
-    // nothing is lost but the memory
-  }
 }
 
 function tabs(root, lab) {

@@ -646,7 +646,7 @@ function below(lab) {
 /** A width that shows every pixel as large as every other. */
 function wholePixels(holder, width) {
   const room = (innerHeight >= 900 ? 0.7 : 0.52) * holder.closest(".panel").querySelector(".stage").clientWidth;
-  return Math.max(1, Math.floor(room / width)) * width;
+  return Math.max(1, Math.round(room / width)) * width;
 }
 
 function outlineSeen(rect, field) {

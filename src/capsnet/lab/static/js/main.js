@@ -14,6 +14,7 @@ import { Decoder } from "./decoder.js";
 import * as hand from "./hand.js";
 import * as header from "./header.js";
 import * as input from "./input.js";
+import { forget, remember } from "./memory.js";
 import * as pose from "./pose.js";
 import * as primary from "./primary.js";
 import { see } from "./raster.js";
@@ -51,7 +52,8 @@ class Lab {
   #encoder;
   #asked = ""; // the last question's settings, to see whether a new one is needed
   #digits = new Map(); // index → {pixels, shape, label}, or null while it is fetched
-  #saving = 0;
+  #saving = 0; // the timer of the next save
+  #saved = 0; // when the last one was
   #fragment = "";
 
   /** Merge a patch into the state; panels repaint in the next frame, once for all updates. */
@@ -125,11 +127,18 @@ class Lab {
   async #restore() {
     if (this.#fragment && location.hash.slice(1) === this.#fragment) return;
     try {
-      const found = await fromFragment(location.hash);
+      const found = await fromFragment(this.#unsaved() ?? location.hash);
       if (found) this.update({ ...found, model: found.model || this.state.model }, { replace: true });
     } catch (error) {
       this.notice(error.message);
     }
+  }
+
+  /** What the last page of this tab could not save, if this is its reload; once. */
+  #unsaved() {
+    const fragment = forget("unsaved", "sessionStorage");
+    const reloaded = performance.getEntriesByType("navigation")[0]?.type === "reload";
+    return reloaded ? fragment : null;
   }
 
   async #connect() {
@@ -272,21 +281,21 @@ class Lab {
     this.poke("input");
   }
 
+  /** At once after a pause, then as often as browsers allow. */
   #saveSoon() {
-    this.#saving ||= setTimeout(() => this.#save(), URL_MILLISECONDS);
+    const wait = Math.max(0, this.#saved + URL_MILLISECONDS - performance.now());
+    this.#saving ||= setTimeout(() => this.#save(), wait);
   }
 
   async #save() {
     this.#saving = 0;
+    this.#saved = performance.now();
     history.replaceState(null, "", await this.link());
   }
 
-  /** The page is about to go: compressing would come too late. */
+  /** A reload goes to the address as it was before it began: what is not in there yet waits in this tab. */
   #saveNow() {
-    if (!this.#saving) return;
-    clearTimeout(this.#saving);
-    this.#saving = 0;
-    history.replaceState(null, "", `#${plainFragment(this.state)}`);
+    if (this.#saving) remember("unsaved", plainFragment(this.state), "sessionStorage");
   }
 
   /** The address that restores all of this. */

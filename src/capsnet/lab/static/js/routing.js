@@ -340,10 +340,12 @@ function drawLeft(context, { lab, sums }, { left, lefts }) {
 
 function drawRight(context, { lab }, { right, rights, got, total }, colours, width) {
   context.textBaseline = "middle";
+  const crowded = rights.length > 1 && rights[1].y - rights[0].y < 12;
   rights.forEach(({ y, size }, n) => {
     const chosen = colours.has(n);
     context.fillStyle = colours.get(n) ?? lab.colours.muted;
     context.fillRect(right - 3, y, chosen ? 5 : 3, Math.max(size, 0.75));
+    if (crowded && !chosen) return; // names would run into each other; the bars beside have them
     context.font = `${chosen ? "600 " : ""}12px system-ui, sans-serif`;
     context.textAlign = "left";
     context.fillStyle = chosen ? lab.colours.ink : lab.colours.muted;
@@ -457,11 +459,12 @@ function paintPlane(view) {
   const place = fit(sums.box, width, height, 10);
   const now = between(rows(lab.result.weight, sums.i), view.shown);
   context.fillStyle = lab.colours.ink;
+  const thin = Math.min(1, Math.sqrt(300 / sums.i)); // a thousand points are a blot unless each is fainter
   for (let k = 0; k < sums.i; k++) {
-    const share = now[k] / sums.heaviest;
-    context.globalAlpha = 0.1 + 0.55 * Math.sqrt(share);
+    const share = Math.sqrt(now[k] / sums.heaviest);
+    context.globalAlpha = (0.1 + 0.55 * share) * thin;
     context.beginPath();
-    context.arc(...place(votes[2 * k], votes[2 * k + 1]), 0.7 + 3.6 * Math.sqrt(share), 0, 7);
+    context.arc(...place(votes[2 * k], votes[2 * k + 1]), 0.7 + 3.6 * share * thin, 0, 7);
     context.fill();
   }
   context.globalAlpha = 1;

@@ -2,7 +2,7 @@
 // taken again from "?"; that it was seen is remembered in this browser only.
 
 import { html, say, set } from "./elements.js";
-import { recall, remember } from "./header.js";
+import { recall, remember } from "./memory.js";
 
 const ADVANCE_MILLISECONDS = 900;
 

@@ -1,0 +1,31 @@
+// What the browser remembers beside the address: light or dark, the tour seen. Storage may be forbidden or full; the
+// page works without, it only forgets.
+
+const name = (key) => `lab.${key}`;
+
+export function recall(key, storage = "localStorage") {
+  try {
+    return window[storage].getItem(name(key));
+  } catch {
+    return null;
+  }
+}
+
+export function remember(key, value, storage = "localStorage") {
+  try {
+    window[storage].setItem(name(key), value);
+  } catch {
+    // nothing is lost but the memory
+  }
+}
+
+/** Recall it for the last time. */
+export function forget(key, storage = "localStorage") {
+  const value = recall(key, storage);
+  try {
+    window[storage].removeItem(name(key));
+  } catch {
+    // it was not there
+  }
+  return value;
+}

@@ -1,0 +1,606 @@
+"""The Lab's page in a real browser: what one does with it, and what it then shows, compared with torch."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import statistics
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from playwright.sync_api import Browser, Page, expect
+
+from capsnet import checkpoint, data
+from capsnet.lab.digits import in_the_middle
+from capsnet.models import CapsNet
+from capsnet.routing.dynamic import procedure_1
+from conftest import NAME, Opened, painted, settle
+from lab_server import Running, running_lab
+
+
+@pytest.fixture(scope="module")
+def model() -> CapsNet:
+    model = checkpoint.load(NAME)
+    assert isinstance(model, CapsNet)
+    return model
+
+
+def numbers(page: Page, expression: str) -> np.ndarray:
+    """A Float32Array of the page."""
+    return np.array(page.evaluate(f"() => Array.from({expression})"), np.float32)
+
+
+def canvas(page: Page, selector: str) -> np.ndarray:
+    """What is painted on a canvas, (h, w, 4)."""
+    found = page.evaluate(
+        """(selector) => {
+          const { height, width } = document.querySelector(selector);
+          const copy = new OffscreenCanvas(width, height).getContext('2d', { willReadFrequently: true });
+          copy.drawImage(document.querySelector(selector), 0, 0);
+          return [height, width, Array.from(copy.getImageData(0, 0, width, height).data)];
+        }""",
+        selector,
+    )
+    return np.array(found[2], np.uint8).reshape(found[0], found[1], 4)
+
+
+def lengths(page: Page) -> list[float]:
+    """The bars, as a screen reader hears them."""
+    bars = page.locator("#classes [data-class]")
+    return [float(bars.nth(k).get_attribute("aria-valuenow") or "nan") for k in range(bars.count())]
+
+
+def draw(page: Page, *points: tuple[float, float]) -> None:
+    """A stroke on the canvas through points given in parts of its width and height."""
+    box = page.locator("#draw").bounding_box()
+    assert box
+    places = [(box["x"] + x * box["width"], box["y"] + y * box["height"]) for x, y in points]
+    page.mouse.move(*places[0])
+    page.mouse.down()
+    for place in places[1:]:
+        page.mouse.move(*place, steps=6)
+    page.mouse.up()
+
+
+def draw_one(page: Page) -> None:
+    page.locator("#clear").click()
+    draw(page, (0.5, 0.2), (0.5, 0.8))
+    settle(page)
+
+
+def move_slider(page: Page, selector: str, value: float) -> None:
+    """As a hand moves it: the value changes and the page hears of it."""
+    page.locator(selector).evaluate(
+        "(slider, value) => { slider.value = value; slider.dispatchEvent(new Event('input', { bubbles: true })); }",
+        value,
+    )
+
+
+def test_the_page_is_alive_on_load(page: Page, model: CapsNet) -> None:
+    expect(page.locator("#prediction")).to_contain_text("It is a 5")
+    assert int(np.argmax(lengths(page))) == 5
+    seen = model.predict(torch.from_numpy(numbers(page, "lab.input")).view(1, 28, 28))
+    np.testing.assert_allclose(lengths(page), seen.lengths[0], atol=1e-4)
+    assert canvas(page, "#reconstruction")[..., :3].std() > 20
+    assert canvas(page, "#seen")[..., :3].std() > 20
+    assert page.evaluate("() => document.querySelectorAll('#pose input[data-dim]').length") == 16
+
+
+def test_a_drawn_stroke_makes_one_bar_lead(page: Page) -> None:
+    draw_one(page)
+    found = lengths(page)
+    assert int(np.argmax(found)) == 1
+    assert sorted(found)[-1] > 0.7 > 0.5 > sorted(found)[-2]
+    expect(page.locator("#prediction")).to_contain_text("It is a 1")
+
+
+def test_undo_takes_the_stroke_back(page: Page) -> None:
+    before = numbers(page, "lab.input")
+    draw(page, (0.2, 0.2), (0.8, 0.8))
+    settle(page)
+    assert np.abs(numbers(page, "lab.input") - before).max() > 0.5
+    page.keyboard.press("Control+z")
+    settle(page)
+    np.testing.assert_array_equal(numbers(page, "lab.input"), before)
+
+
+def test_a_slider_repaints_the_reconstruction_as_torch_paints_it(page: Page, model: CapsNet) -> None:
+    before = canvas(page, "#reconstruction")
+    move_slider(page, "#pose input[data-dim='3']", 0.25)
+    move_slider(page, "#pose input[data-dim='9']", -0.2)
+    painted(page)
+    after = canvas(page, "#reconstruction")
+    assert np.abs(after.astype(int) - before).max() > 40
+    poses = torch.from_numpy(numbers(page, "lab.result.poses")).view(1, 10, 16)
+    klass = page.evaluate("() => lab.selected()")
+    poses[0, klass, 3] += 0.25
+    poses[0, klass, 9] -= 0.2
+    with torch.inference_mode():
+        expected = model.reconstruct(poses, torch.tensor([klass]))
+    assert expected is not None
+    pose = json.dumps(poses[0, klass].tolist())
+    decoded = numbers(page, f"lab.decode({pose}, {klass})")
+    np.testing.assert_allclose(decoded, expected.flatten(), atol=1e-4)
+    # and what is on the canvas is that picture: as bright, as dark, pixel for pixel
+    shade = after[..., :3].mean(-1)
+    if shade.shape != (28, 28):
+        shade = np.array(Image.fromarray(shade.astype(np.uint8)).resize((28, 28), Image.Resampling.BOX), float)
+    assert abs(np.corrcoef(shade.flatten(), expected.flatten())[0, 1]) > 0.99
+
+
+def test_the_decoder_in_the_page_is_torchs_for_any_pose_of_any_class(page: Page, model: CapsNet) -> None:
+    torch.manual_seed(1)
+    for klass in range(10):
+        pose = torch.randn(16) / 3
+        poses = torch.zeros(1, 10, 16)
+        poses[0, klass] = pose
+        with torch.inference_mode():
+            expected = model.reconstruct(poses, torch.tensor([klass]))
+        assert expected is not None
+        found = numbers(page, f"lab.decode({json.dumps(pose.tolist())}, {klass})")
+        assert np.abs(found - expected.flatten().numpy()).max() < 1e-4
+
+
+def test_scrubbing_walks_through_the_iterations_and_couplings_sum_to_one(page: Page, model: CapsNet) -> None:
+    page.get_by_label("more iterations", exact=True).first.click()
+    settle(page)
+    shape = page.evaluate("() => lab.result.couplings.shape")
+    assert shape == [4, 288, 10]
+    couplings = numbers(page, "lab.result.couplings").reshape(shape)
+    np.testing.assert_allclose(couplings.sum(-1), 1, atol=1e-5)
+    np.testing.assert_allclose(couplings[0], 0.1, atol=1e-6)
+    pictures, said = [], []
+    for t in range(4):
+        move_slider(page, "#scrub", t)
+        page.wait_for_timeout(700)  # the ribbons glide
+        assert page.evaluate("() => lab.state.routing.t") == t
+        pictures.append(canvas(page, "#ribbons"))
+        said.append(float(page.locator("#ribbons").get_attribute("data-value") or "nan"))
+    assert said[0] == pytest.approx(0.1, abs=1e-3)
+    assert said == sorted(said)
+    assert said[-1] > said[0] + 0.005
+    assert np.abs(pictures[0].astype(int) - pictures[-1]).max() > 20
+
+
+def test_play_runs_to_the_last_iteration_and_step_moves_by_one(page: Page) -> None:
+    page.locator("#step").click()
+    assert page.evaluate("() => lab.state.routing.t") == 1
+    move_slider(page, "#scrub", 0)
+    page.locator("#play").click()
+    page.wait_for_function("() => lab.state.routing.t === lab.state.routing.iterations - 1")
+
+
+def two_digits(model: CapsNet, digits: data.Dataset, dx: int, dy: int) -> tuple[int, int]:
+    """The numbers of two test digits that the network sees both of when they lie over one another."""
+    for a in range(40):
+        others = torch.arange(40, 140)
+        others = others[digits.labels[others] != digits.labels[a]]
+        shape = model.config.image_shape
+        first = in_the_middle(digits.images[a].float() / 255, shape)
+        second = in_the_middle(digits.images[others].float() / 255, shape).roll((dy, dx), (-2, -1))
+        seen = model.predict((first + second).clamp(max=1), top=2)
+        for n, b in enumerate(others.tolist()):
+            both = {int(digits.labels[a]), int(digits.labels[b])}
+            if set(seen.labels[n].tolist()) == both and seen.lengths[n].topk(3).values[1] > 0.7:
+                return a, b
+    raise AssertionError("no pair that this network sees")
+
+
+def test_two_overlapping_digits_are_both_named_and_decoded(
+    opened: Opened, digits: data.Dataset, models: list[str]
+) -> None:
+    page = opened()
+    page.locator("[data-mode=overlap]").click()
+    page.wait_for_function("() => lab.model.multi_label")
+    name = page.evaluate("() => lab.model.name")
+    model = checkpoint.load(next((path for path in models if Path(path).name == name), name))
+    assert isinstance(model, CapsNet)
+    a, b = two_digits(model, digits, 4, -4)
+    for which, index in (("a", a), ("b", b)):
+        page.locator(f"#overlap-{which}").fill(str(index))
+        page.locator(f"#overlap-{which}").press("Enter")
+    page.locator("#draw").focus()
+    while (at := page.evaluate("() => [lab.state.input.overlap.dx, lab.state.input.overlap.dy]")) != [4, -4]:
+        keys = [("ArrowLeft", at[0] > 4), ("ArrowRight", at[0] < 4), ("ArrowUp", at[1] > -4), ("ArrowDown", at[1] < -4)]
+        page.keyboard.press(next(key for key, wanted in keys if wanted))
+    settle(page)
+    shape = model.config.image_shape
+    first, second = (in_the_middle(digits.images[n].float() / 255, shape) for n in (a, b))
+    expected = (first + second.roll((-4, 4), (-2, -1))).clamp(max=1)
+    np.testing.assert_allclose(numbers(page, "lab.input"), expected.flatten(), atol=1e-3)
+    named = set(re.findall(r"\d", page.locator("#prediction").inner_text()))
+    assert named == {str(int(digits.labels[n])) for n in (a, b)}
+    # each in its own colour: both colours of the page are on the canvas
+    pictures = page.locator("#panel-classes .decoded canvas")
+    assert pictures.count() >= 1
+    seen = canvas(page, "#panel-classes .decoded canvas")[..., :3].astype(int)
+    assert np.ptp(seen, axis=-1).max() > 40
+
+
+def test_the_second_digit_can_be_dragged_over_the_first(opened: Opened) -> None:
+    page = opened()
+    page.locator("[data-mode=overlap]").click()
+    page.wait_for_function("() => lab.model.multi_label")
+    settle(page)
+    before = page.evaluate("() => lab.state.input.overlap")
+    draw(page, (0.5, 0.5), (0.45, 0.58))
+    settle(page)
+    after = page.evaluate("() => lab.state.input.overlap")
+    assert after["dx"] < before["dx"]
+    assert after["dy"] > before["dy"]
+
+
+def test_any_other_class_can_be_decoded_to_see_what_is_not_there(opened: Opened) -> None:
+    page = opened()
+    page.locator("[data-mode=overlap]").click()
+    page.wait_for_function("() => lab.model.multi_label")
+    settle(page)
+    shortest = page.evaluate("() => lab.result.header.longest.at(-1)")
+    before = canvas(page, "#reconstruction")
+    page.locator(f"#classes [data-class='{shortest}']").click()
+    settle(page)
+    expect(page.locator("#panel-classes")).to_contain_text("not there")
+    assert np.abs(canvas(page, "#reconstruction").astype(int) - before).max() > 40
+
+
+def state_of(page: Page) -> dict[str, Any]:
+    return page.evaluate("() => lab.state")
+
+
+def test_a_sent_link_restores_everything_the_drawing_too(opened: Opened) -> None:
+    page = opened()
+    page.locator("#clear").click()
+    draw(page, (0.3, 0.25), (0.7, 0.25), (0.45, 0.8))
+    draw(page, (0.35, 0.5), (0.6, 0.5))
+    settle(page)
+    page.evaluate(
+        """() => lab.update({
+          transform: { rotate: 12, scale: 1.1, shear: 0.2, x: 1.5, y: -2 },
+          routing: { iterations: 5, leaky: true, t: 2 },
+          selected: 7, keepLength: true, names: { 'quick-mnist/7/3': 'thickness' } })"""
+    )
+    settle(page)
+    move_slider(page, "#pose input[data-dim='3']", 0.155)
+    page.locator("#pose-keep").click()
+    move_slider(page, "#mix", 0.3)
+    settle(page)
+    page.wait_for_timeout(1000)  # the address follows a moment later
+    link = page.url
+    assert "#" in link
+    other = opened(link)
+    assert state_of(other) == state_of(page)
+    np.testing.assert_array_equal(numbers(other, "lab.input"), numbers(page, "lab.input"))
+    other.wait_for_timeout(700)
+    for selector in ("#draw", "#seen", "#reconstruction"):
+        np.testing.assert_array_equal(canvas(other, selector), canvas(page, selector))
+    expect(other.locator("#prediction")).to_have_text(page.locator("#prediction").inner_text())
+    other.reload()
+    settle(other)
+    assert state_of(other) == state_of(page)
+
+
+def test_a_broken_link_is_said_and_the_example_shown(opened: Opened, lab: Running) -> None:
+    for fragment in ("z0broken0", "j!!!", "zzzz", "x" * 5000, "jeyJ2IjoxLCJpbnB1dCI6Im5vIn0"):
+        page = opened(f"{lab.url}#{fragment}")
+        expect(page.locator("#prediction")).to_contain_text("It is a 5")
+    page = opened(f"{lab.url}#z0broken0")
+    expect(page.locator("#notice")).to_contain_text("link")
+
+
+FOCUS = """() => {
+  const focused = document.activeElement;
+  const { id, name, dataset, tagName } = focused;
+  const whole = focused.closest('label') ?? focused; // a hidden radio button shows its focus on its bar
+  const ringed = (element) => {
+    const { outlineStyle, outlineWidth, boxShadow } = getComputedStyle(element);
+    return (outlineStyle !== 'none' && parseFloat(outlineWidth) > 0) || boxShadow !== 'none';
+  };
+  const shown = [focused, whole, ...whole.querySelectorAll('*')].some(ringed);
+  return [id || (name === 'class' && 'class') || (dataset.dim && 'dim') || tagName, shown];
+}"""
+
+
+def test_everything_can_be_done_with_the_keyboard_alone(page: Page) -> None:
+    reached: set[str] = set()
+    for _ in range(120):
+        page.keyboard.press("Tab")
+        found = page.evaluate(FOCUS)
+        if found[0] == "BODY":
+            break
+        reached.add(found[0])
+        assert found[1], f"{found[0]} has the focus and does not show it"
+    assert {
+        "model",
+        "draw",
+        "primary",
+        "play",
+        "scrub",
+        "class",
+        "dim",
+        "share",
+        "export",
+        "compare",
+        "tour",
+    } <= reached
+    page.locator("#draw").focus()
+    page.keyboard.press("Delete")
+    expect(page.locator("#prediction")).to_contain_text("empty")
+    page.locator("[data-mode=draw]").focus()
+    page.keyboard.press("ArrowRight")  # test digits
+    settle(page)
+    page.locator("#digit-next").focus()
+    before = page.evaluate("() => lab.state.input.index")
+    page.keyboard.press("Enter")
+    page.wait_for_function("(before) => lab.state.input.index > before", arg=before)
+    settle(page)
+    page.locator("#classes input[name=class]:checked").focus()
+    chosen = page.evaluate("() => lab.selected()")
+    page.keyboard.press("ArrowDown")
+    page.wait_for_function("(chosen) => lab.selected() === (chosen + 1) % 10", arg=chosen)
+    settle(page)
+    page.locator("#pose input[data-dim='0']").focus()
+    page.keyboard.press("ArrowRight")
+    assert page.evaluate("() => lab.state.tweak[lab.selected()][0]") > 0
+    page.keyboard.press("r")
+    assert page.evaluate("() => lab.state.tweak[lab.selected()][0]") == 0
+    page.locator("#scrub").focus()
+    page.keyboard.press("ArrowRight")
+    assert page.evaluate("() => lab.state.routing.t") == 1
+    page.locator("#primary").focus()
+    page.keyboard.press("ArrowRight")
+    assert page.evaluate("() => Boolean(lab.transient.receptive)")
+
+
+def test_the_prediction_is_announced_and_motion_can_be_refused(opened: Opened) -> None:
+    page = opened(reduced_motion="reduce")
+    assert page.locator("#prediction").get_attribute("aria-live") == "polite"
+    before = canvas(page, "#ribbons")
+    page.locator("#step").click()
+    painted(page)
+    painted(page)
+    jumped = canvas(page, "#ribbons")
+    page.wait_for_timeout(600)
+    assert np.abs(jumped.astype(int) - before).max() > 0
+    np.testing.assert_array_equal(canvas(page, "#ribbons"), jumped)  # nothing glided afterwards
+
+
+def test_a_lost_server_is_noticed_and_found_again(browser: Browser, models: list[str]) -> None:
+    with running_lab(*models[:1], "--port", "0") as first:
+        page = browser.new_page()
+        page.goto(first.url)
+        settle(page)
+        first.process.kill()
+        first.process.wait()
+        page.locator("#clear").click()
+        draw(page, (0.5, 0.2), (0.5, 0.8))
+        expect(page.locator("#notice")).to_contain_text("The server is gone", timeout=10_000)
+        assert page.evaluate("() => lab.status") == "gone"
+    with running_lab(*models[:1], "--port", str(first.port)):
+        expect(page.locator("#notice")).to_contain_text("back", timeout=30_000)
+        page.wait_for_function("() => lab.status === 'ok' && lab.result")
+        expect(page.locator("#prediction")).to_contain_text("It is a 1")
+    page.close()
+
+
+def test_an_empty_canvas_is_said_to_be_empty(page: Page) -> None:
+    page.locator("#clear").click()
+    expect(page.locator("#prediction")).to_contain_text("empty")
+    assert page.evaluate("() => lab.result") is None
+
+
+def test_a_network_that_sees_nothing_says_so(page: Page) -> None:
+    """A faint picture: no class capsule is longer than a half, and the page does not pretend."""
+    page.evaluate("() => lab.update({ model: 'no-decoder' })")
+    settle(page)
+    assert max(lengths(page)) <= 0.5
+    expect(page.locator("#prediction")).to_contain_text("No class is longer than 0.5")
+
+
+def test_a_model_without_a_decoder_says_so(page: Page) -> None:
+    page.locator("#model").select_option("no-decoder")
+    settle(page)
+    expect(page.locator("#panel-pose")).to_contain_text("no decoder")
+
+
+@pytest.mark.parametrize("name", ["small-cnn", "leaky", "deep", "two-digits"])
+def test_every_kind_of_model_is_shown(page: Page, name: str) -> None:
+    page.locator("#model").select_option(name)
+    settle(page)
+    assert len(lengths(page)) == 10
+    expect(page.locator("#prediction")).not_to_be_empty()
+
+
+def test_a_picture_can_be_uploaded(page: Page) -> None:
+    image = Image.new("L", (120, 160), "white")
+    image.paste("black", (54, 20, 66, 140))
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    page.locator("[data-mode=image]").click()
+    page.locator("#file").set_input_files({"name": "one.png", "mimeType": "image/png", "buffer": file.getvalue()})
+    page.wait_for_function("() => lab.state.input.pixels")
+    settle(page)
+    expect(page.locator("#prediction")).to_contain_text("It is a 1")
+    page.locator("#file").set_input_files({"name": "no.png", "mimeType": "image/png", "buffer": b"not a picture"})
+    expect(page.locator("#notice")).to_contain_text("picture")
+
+
+def test_only_mistakes_shows_mistakes(page: Page) -> None:
+    page.locator("[data-mode=test]").click()
+    settle(page)
+    page.locator("#digit-mistakes").check()
+    page.wait_for_function("() => lab.state.input.index > 0")
+    settle(page)
+    label = page.evaluate("() => lab.digit(lab.state.input.index).label")
+    assert int(np.argmax(lengths(page))) != label
+
+
+def test_the_handles_turn_the_input(page: Page) -> None:
+    before = numbers(page, "lab.input").reshape(28, 28)
+    grip = page.locator("[data-grip=rotate]").bounding_box()
+    assert grip
+    page.mouse.move(grip["x"] + grip["width"] / 2, grip["y"] + grip["height"] / 2)
+    page.mouse.down()
+    page.mouse.move(grip["x"] + 10, grip["y"] + 90, steps=5)
+    page.mouse.up()
+    settle(page)
+    turn = page.evaluate("() => lab.state.transform.rotate")
+    assert turn > 20
+    after = numbers(page, "lab.input").reshape(28, 28)
+    expected = np.array(Image.fromarray(before).rotate(-turn, Image.Resampling.BILINEAR))
+    assert np.corrcoef(after.flatten(), expected.flatten())[0, 1] > 0.9
+
+
+def test_a_primary_capsule_shows_where_it_looks(page: Page) -> None:
+    box = page.locator("#primary").bounding_box()
+    assert box
+    page.mouse.move(box["x"] + 8, box["y"] + 8)
+    painted(page)
+    field = page.evaluate("() => lab.transient.receptive")
+    size = page.evaluate("() => lab.model.receptive.size")
+    assert field["size"] == size
+    assert 0 <= field["x"] <= 28 - size
+    expect(page.locator("#panel-input .receptive").first).to_be_visible()
+
+
+def test_the_cnn_answers_beside_the_capsules(page: Page) -> None:
+    page.locator("#compare").click()
+    expect(page.locator("#panel-compare")).to_be_visible()
+    expect(page.locator("#compare-verdict")).to_contain_text(re.compile("say"))
+    shown = page.locator("#panel-compare").inner_text()
+    for model in page.evaluate("() => lab.models.filter((m) => [lab.model.name, 'small-cnn'].includes(m.name))"):
+        assert model["name"] in shown
+    assert "parameters" in shown
+    verdict = page.locator("#compare-verdict").inner_text()
+    page.locator("#draw").focus()
+    for _ in range(6):
+        page.keyboard.press("ArrowRight")
+    settle(page)
+    expect(page.locator("#compare-verdict")).not_to_have_text(verdict)
+
+
+def test_routing_by_hand_shows_procedure_1(page: Page) -> None:
+    page.locator("#hand").click()
+    expect(page.locator("#view-hand")).to_be_visible()
+    expect(page.locator("#view-hand")).to_contain_text("Procedure 1")
+    lit = []
+    for _ in range(6):
+        lit.append(page.locator("#view-hand [aria-current=step]").get_attribute("data-line"))
+        page.locator("#hand-step").click()
+        painted(page)
+    assert lit[:5] == ["2", "4", "5", "6", "7"]
+    while page.locator("#hand-step").is_enabled():
+        page.locator("#hand-step").click()
+        painted(page)
+    drawn = page.evaluate("() => lab.state.hand")
+    v = procedure_1(torch.tensor([drawn["votes"]]), None, drawn["iterations"], False, False, False).v[0]
+    shown = page.locator("#view-hand").inner_text()
+    for length in v.norm(dim=-1).tolist():
+        assert f"{length:.2f}" in shown
+
+
+def test_the_tour_is_completed_by_doing_it(page: Page) -> None:
+    page.locator("#tour").click()
+    box = page.locator(".tour")
+    expect(box).to_contain_text("1 of 5")
+    draw(page, (0.4, 0.3), (0.6, 0.7))
+    expect(box).to_contain_text("2 of 5")
+    maps = page.locator("#primary").bounding_box()
+    assert maps
+    page.mouse.move(maps["x"] + 8, maps["y"] + 8)
+    expect(box).to_contain_text("3 of 5")
+    page.locator("#play").click()
+    expect(box).to_contain_text("4 of 5")
+    page.locator("#classes [data-class='3']").click()
+    expect(box).to_contain_text("5 of 5")
+    move_slider(page, "#pose input[data-dim='2']", 0.2)
+    expect(box).to_contain_text("That was all")
+    page.keyboard.press("Escape")
+    expect(box).to_be_hidden()
+
+
+def test_a_card_explains_what_the_pointer_is_on(page: Page) -> None:
+    page.locator("#classes [data-class='5']").hover()
+    card = page.locator("#card")
+    expect(card).to_be_visible()
+    expect(card).to_contain_text("of the paper")
+    expect(card).to_contain_text(re.compile(r"0\.9\d"))
+    page.keyboard.press("Escape")
+    expect(card).to_be_hidden()
+
+
+def test_pictures_and_numbers_can_be_taken_home(page: Page, tmp_path: Path) -> None:
+    files = {}
+    for kind in ("picture", "strip", "gif", "json"):
+        page.locator("#export").click()
+        with page.expect_download() as download:
+            page.locator(f"#export-{kind}").click()
+        files[kind] = tmp_path / download.value.suggested_filename
+        download.value.save_as(files[kind])
+    assert Image.open(files["picture"]).width > 1000
+    assert Image.open(files["strip"]).width > 10 * Image.open(files["strip"]).height * 0.9
+    with Image.open(files["gif"]) as film:
+        assert film.n_frames >= 11
+    record = json.loads(files["json"].read_text())
+    assert record["lengths"]["shape"] == [10]
+    np.testing.assert_allclose(record["lengths"]["data"], numbers(page, "lab.result.lengths"), atol=1e-6)
+
+
+def test_the_newest_input_wins_whatever_comes_between(page: Page, model: CapsNet) -> None:
+    page.evaluate(
+        "() => { for (let n = 0; n < 60; n++) setTimeout(() => lab.update({ transform: { rotate: n } }), 4 * n); }"
+    )
+    page.wait_for_function("() => lab.state.transform.rotate === 59")
+    settle(page)
+    seen = model.predict(torch.from_numpy(numbers(page, "lab.input")).view(1, 28, 28))
+    np.testing.assert_allclose(lengths(page), seen.lengths[0], atol=1e-4)
+
+
+def test_a_phone_needs_no_sideways_scrolling(opened: Opened) -> None:
+    page = opened(viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
+    assert page.evaluate("() => document.documentElement.scrollWidth") <= 390
+    page.locator("#hand").tap()
+    painted(page)
+    assert page.evaluate("() => document.documentElement.scrollWidth") <= 390
+
+
+@pytest.mark.parametrize(("width", "height"), [(1280, 720), (1920, 1080)])
+def test_the_whole_story_is_on_one_screen(opened: Opened, width: int, height: int) -> None:
+    page = opened(viewport={"width": width, "height": height})
+    sizes = page.evaluate("() => [document.documentElement.scrollWidth, document.documentElement.scrollHeight]")
+    assert sizes[0] <= width
+    assert sizes[1] <= height
+    for panel in ("input", "primary", "routing", "classes", "pose"):
+        box = page.locator(f"#panel-{panel}").bounding_box()
+        assert box
+        assert box["x"] >= 0
+        assert box["x"] + box["width"] <= width + 1
+        assert box["y"] + box["height"] <= height + 1
+        clipped = page.locator(f"#panel-{panel}").evaluate("(p) => p.scrollHeight - p.clientHeight")
+        assert clipped <= 1, f"{panel} hides {clipped} px"
+
+
+def test_a_slider_is_painted_within_a_frame(page: Page, capsys: pytest.CaptureFixture[str]) -> None:
+    page.locator("#pose input[data-dim='4']").focus()
+    for n in range(60):
+        page.keyboard.press("ArrowRight" if n % 20 < 10 else "ArrowLeft")
+    for n in range(30):
+        page.evaluate("(n) => lab.update({ transform: { rotate: n } })", n)
+        settle(page)
+    slider, encode = (sorted(numbers(page, f"lab.{name}").tolist()) for name in ("timings", "encodings"))
+    assert len(slider) >= 60
+    assert len(encode) >= 30
+    figures = {
+        "slider to paint, median": statistics.median(slider),
+        "slider to paint, 95 %": slider[int(0.95 * len(slider))],
+        "encode, median": statistics.median(encode),
+    }
+    with capsys.disabled():
+        print("\n" + ", ".join(f"{name} {value:.1f} ms" for name, value in figures.items()))
+    assert figures["slider to paint, median"] < 16
+    assert figures["slider to paint, 95 %"] < 50
+    assert figures["encode, median"] < 60

@@ -1,0 +1,98 @@
+"""A real Lab for the tests: `capsnet lab` as a process of its own, on a port of its own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from http.client import HTTPConnection, HTTPResponse
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import torch
+
+from capsnet import checkpoint
+from capsnet.config import CapsNetConfig, CNNConfig, ModelConfig
+from capsnet.models.registry import build
+
+
+@dataclass
+class Running:
+    """A running Lab and how to ask it something."""
+
+    url: str
+    process: subprocess.Popen[str]
+
+    @property
+    def port(self) -> int:
+        port = urlsplit(self.url).port
+        assert port is not None
+        return port
+
+    def ask(
+        self, path: str, body: bytes | None = None, headers: dict[str, str] | None = None, method: str | None = None
+    ) -> tuple[int, bytes, HTTPResponse]:
+        """Status, body and response of one request."""
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=60)
+        try:
+            connection.request(method or ("GET" if body is None else "POST"), path, body, headers or {})
+            response = connection.getresponse()
+            return response.status, response.read(), response
+        finally:
+            connection.close()
+
+    def json(self, path: str, value: object = None) -> dict:
+        """The JSON that comes back; `value` is posted as JSON."""
+        body = None if value is None else json.dumps(value).encode()
+        status, answer, _ = self.ask(path, body, {"Content-Type": "application/json"} if body else None)
+        assert status == 200, answer
+        return json.loads(answer)
+
+    def memory(self, kind: str = "VmRSS") -> float:
+        """Megabytes that the process holds (VmRSS) or has ever held (VmHWM)."""
+        lines = Path(f"/proc/{self.process.pid}/status").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith(kind)) / 1024
+
+
+@contextmanager
+def running_lab(*words: str) -> Iterator[Running]:
+    """`capsnet lab` with these words, until the block ends."""
+    command = [sys.executable, "-m", "capsnet.cli", "lab", *words, "--no-browser", "--json"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line, "the Lab did not start"
+        yield Running(json.loads(line)["url"], process)
+    finally:
+        process.terminate()
+        process.wait(20)
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def write_model(folder: Path, config: ModelConfig, data: str = "mnist", multi_label: bool = False) -> str:
+    """A small network with random weights as a run's folder."""
+    torch.manual_seed(0)
+    model = build(config)
+    model.multi_label = multi_label
+    checkpoint.save_model(folder / checkpoint.MODEL_FILE, model, {"config": {"data": data}})
+    return str(folder)
+
+
+SMALL = {"stem_channels": (4,), "stem_kernels": (9,), "stem_strides": (2,), "primary_types": 2, "primary_dim": 4}
+
+
+def write_models(folder: Path) -> list[str]:
+    """One model of every kind that the page has to cope with."""
+    return [
+        write_model(folder / "no-decoder", CapsNetConfig(**SMALL, decoder=())),
+        write_model(folder / "small-cnn", CNNConfig(channels=(4,), kernels=(5,), pool=(4,), hidden=(8,))),
+        write_model(folder / "leaky", CapsNetConfig(**SMALL, leaky=True, class_dim=1, decoder=(8,))),
+        write_model(folder / "deep", CapsNetConfig(**SMALL, hidden_caps=((6, 5),), decoder=(8,))),
+        write_model(folder / "two-digits", CapsNetConfig((1, 36, 36), **SMALL, decoder=(8,)), "multimnist", True),
+        write_model(folder / "colour", CapsNetConfig((3, 32, 32), 3, **SMALL, decoder=(8,)), "folder:/secret/place"),
+    ]

@@ -1,0 +1,524 @@
+"""The Lab's server, as a real process on a real port: every answer, every refusal, and what it does when pressed."""
+
+from __future__ import annotations
+
+import io
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from capsnet import checkpoint, data
+from capsnet.functional import lengths
+from capsnet.lab import thinking, wire
+from capsnet.lab.guard import CSP, Guard
+from capsnet.models import CapsNet
+from capsnet.routing.dynamic import dynamic_routing, procedure_1
+from lab_server import Running, running_lab, write_models
+
+NAME = "quick-mnist"
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    with running_lab(NAME, *write_models(tmp_path_factory.mktemp("models")), "--port", "0") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def model() -> CapsNet:
+    model = checkpoint.load(NAME)
+    assert isinstance(model, CapsNet)
+    return model
+
+
+def pixels_of(image: torch.Tensor) -> bytes:
+    return image.numpy().astype("<f4").tobytes()
+
+
+BLANK = pixels_of(torch.zeros(1, 28, 28))
+
+
+def encode(lab: Running, body: bytes = BLANK, **options: object) -> tuple[dict, dict[str, np.ndarray]]:
+    query = "&".join(f"{name}={value}" for name, value in options.items())
+    status, answer, _ = lab.ask(f"/api/encode?{query}", body)
+    assert status == 200, answer
+    return wire.unpack(answer)
+
+
+def refused(lab: Running, path: str, body: bytes | None = None, **headers: str) -> tuple[int, str]:
+    """Status and sentence of a refusal; whatever it is, it is JSON with one sentence and the safety headers."""
+    status, answer, response = lab.ask(path, body, {name.replace("_", "-"): value for name, value in headers.items()})
+    assert status >= 400
+    assert response.headers["content-security-policy"] == CSP
+    found = json.loads(answer)
+    assert list(found) == ["detail"]
+    assert isinstance(found["detail"], str)
+    assert found["detail"].endswith((".", "?"))
+    assert "Traceback" not in found["detail"]
+    return status, found["detail"]
+
+
+# What it answers
+
+
+def test_the_models_are_described(lab: Running, model: CapsNet) -> None:
+    found = lab.json("/api/models")
+    assert found["default"] == NAME
+    table = {entry["name"]: entry for entry in found["models"]}
+    assert {NAME, "no-decoder", "small-cnn", "deep", "two-digits", "colour"} <= set(table)
+    quick = table[NAME]
+    assert quick["kind"] == "capsnet"
+    assert quick["parameters"] == sum(p.numel() for p in model.parameters())
+    assert quick["grid"] == list(model.grid)
+    assert quick["has_decoder"] is True
+    assert quick["error_percent"] is not None
+    assert table["small-cnn"]["kind"] == "cnn"
+    assert table["no-decoder"]["has_decoder"] is False
+    assert table["two-digits"]["multi_label"] is True
+    assert "secret" not in json.dumps(found)
+
+
+def test_a_primary_capsule_sees_what_its_receptive_field_says(model: CapsNet) -> None:
+    field = thinking.receptive_field(model.config)
+    y, x = 1, 2
+    image = torch.rand(1, 1, 28, 28, requires_grad=True)
+    capsules = model.primary(model.stem(image)).unflatten(1, (*model.grid, model.config.primary_types))
+    capsules[0, y, x].sum().backward()
+    assert image.grad is not None
+    rows, columns = (image.grad[0, 0].abs().sum(axis).nonzero().flatten() for axis in (1, 0))
+    top, left = (field["offset"] + field["stride"] * n for n in (y, x))
+    assert top <= rows.min()
+    assert rows.max() < top + field["size"]
+    assert left <= columns.min()
+    assert columns.max() < left + field["size"]
+    assert rows.max() - rows.min() >= field["size"] - 3  # and hardly less than it says
+
+
+def test_what_the_page_is_told_is_what_the_model_predicts(lab: Running, model: CapsNet, digits: data.Dataset) -> None:
+    for index in range(8):
+        image = digits.images[index].float() / 255
+        header, arrays = encode(lab, pixels_of(image), model=NAME)
+        seen = model.predict(image, trace=True)
+        assert header["longest"][0] == int(seen.labels)
+        assert seen.poses is not None
+        assert seen.trace is not None
+        np.testing.assert_allclose(arrays["lengths"], seen.lengths[0], atol=1e-5)
+        np.testing.assert_allclose(arrays["poses"], seen.poses[0], atol=1e-5)
+        np.testing.assert_allclose(arrays["couplings"], seen.trace.couplings[:, 0], atol=1e-5)
+        np.testing.assert_allclose(arrays["outputs"][-1], arrays["poses"], atol=1e-6)
+        np.testing.assert_allclose(arrays["votes"], seen.trace.votes[0, :, header["focus"]], atol=1e-5)
+
+
+@pytest.mark.parametrize("iterations", [1, 4, 10])
+@pytest.mark.parametrize("leaky", [False, True])
+def test_iterations_and_leaky_are_the_pages_to_choose(
+    lab: Running, model: CapsNet, digits: data.Dataset, iterations: int, leaky: bool
+) -> None:
+    image = digits.images[7].float() / 255
+    header, arrays = encode(lab, pixels_of(image), iterations=iterations, leaky=str(leaky).lower())
+    top = model.caps[-1]
+    with torch.inference_mode():
+        u = model.primary(model.stem(image[None]))
+        v = dynamic_routing(u, top.weight, top.bias, iterations=iterations, leaky=leaky).v
+    assert header["iterations"] == iterations == len(arrays["couplings"])
+    np.testing.assert_allclose(arrays["lengths"], lengths(v)[0], atol=1e-5)
+
+
+def test_the_choice_of_one_request_does_not_reach_the_next(lab: Running, digits: data.Dataset) -> None:
+    body = pixels_of(digits.images[5].float() / 255)
+    before = encode(lab, body)[1]["lengths"]
+    assert np.abs(encode(lab, body, iterations=9, leaky="true")[1]["lengths"] - before).max() > 1e-4
+    np.testing.assert_array_equal(encode(lab, body)[1]["lengths"], before)
+
+
+def test_couplings_start_uniform_sum_to_one_and_sharpen(lab: Running, digits: data.Dataset) -> None:
+    body = pixels_of(digits.images[0].float() / 255)
+    _, arrays = encode(lab, body, iterations=6)
+    np.testing.assert_allclose(arrays["couplings"].sum(-1), 1, atol=1e-5)
+    np.testing.assert_allclose(arrays["couplings"][0], 0.1, atol=1e-6)
+    assert arrays["entropy"][0] == pytest.approx(1, abs=1e-5)
+    assert np.all(np.diff(arrays["entropy"]) < 0)
+    assert np.all(np.abs(arrays["agreement"]) <= 1 + 1e-5)
+    _, leaky = encode(lab, body, iterations=6, leaky="true")
+    assert np.all(leaky["couplings"].sum(-1) < 1)
+    assert leaky["entropy"][0] == pytest.approx(1, abs=1e-5)
+
+
+def test_the_plane_of_the_votes_keeps_their_spread(lab: Running, digits: data.Dataset) -> None:
+    _, arrays = encode(lab, pixels_of(digits.images[2].float() / 255), focus=4)
+    votes = arrays["votes"].astype(np.float64)
+    spread = np.linalg.svd(votes - votes.mean(0), compute_uv=False)
+    np.testing.assert_allclose(np.linalg.norm(arrays["votes2d"], axis=0), spread[:2], rtol=1e-3)
+    weight = arrays["couplings"][:, :, 4] * np.linalg.norm(votes, axis=-1)
+    np.testing.assert_allclose(arrays["weight"], weight, rtol=1e-4, atol=1e-7)
+    # the weighted sum of votes is s_j: v_j, which has its direction, lies beside it from the origin of the plane
+    assert arrays["outputs2d"].shape == (3, 2)
+
+
+@pytest.mark.parametrize("name", ["no-decoder", "small-cnn", "leaky", "deep", "two-digits", "colour"])
+def test_every_kind_of_model_answers(lab: Running, name: str) -> None:
+    about = next(entry for entry in lab.json("/api/models")["models"] if entry["name"] == name)
+    header, arrays = encode(lab, pixels_of(torch.rand(about["image_shape"])), model=name)
+    assert len(arrays["lengths"]) == len(about["classes"]) == len(header["longest"])
+    if about["kind"] == "cnn":
+        assert list(arrays) == ["lengths"]
+    else:
+        assert arrays["couplings"].shape == (about["iterations"], about["routed"], len(about["classes"]))
+        assert arrays["votes2d"].shape == (about["routed"], 2)
+        assert arrays["primary"].shape[0] == np.prod(about["grid"]) * about["primary_types"]
+
+
+def test_the_decoder_handed_over_paints_what_torch_paints(lab: Running, model: CapsNet) -> None:
+    status, answer, _ = lab.ask(f"/api/models/{NAME}/decoder")
+    assert status == 200
+    header, arrays = wire.unpack(answer)
+    pose = torch.randn(16) / 4
+    poses = torch.zeros(10, 16)
+    poses[3] = pose
+    x = poses.flatten().numpy()
+    for layer in range(header["layers"]):
+        x = arrays[f"w{layer}"] @ x + arrays[f"b{layer}"]
+        x = np.maximum(x, 0) if layer < header["layers"] - 1 else 1 / (1 + np.exp(-x))
+    with torch.inference_mode():
+        painted = model.reconstruct(poses[None], torch.tensor([3]))
+    assert painted is not None
+    np.testing.assert_allclose(x, painted.flatten(), atol=1e-4)
+
+
+def test_routing_by_hand_is_procedure_1(lab: Running) -> None:
+    votes = torch.randn(4, 2, 2)
+    found = lab.json("/api/hand", {"votes": votes.tolist(), "iterations": 5})
+    v, trace = procedure_1(votes[None], None, 5, False, False, True)
+    assert trace is not None
+    np.testing.assert_allclose(found["v"][-1], v[0], atol=1e-6)
+    np.testing.assert_allclose(found["couplings"], trace.couplings[:, 0], atol=1e-6)
+    np.testing.assert_allclose(found["logits"], trace.logits[:, 0], atol=1e-6)
+    s = np.einsum("tij,ijq->tjq", found["couplings"], votes)
+    np.testing.assert_allclose(found["s"], s, atol=1e-5)
+    logits = np.array(found["logits"])
+    np.testing.assert_allclose(logits[:-1] + np.array(found["agreement"])[:-1], logits[1:], atol=1e-5)  # line 7
+
+
+def test_a_test_digit_comes_with_its_label(lab: Running, digits: data.Dataset) -> None:
+    status, answer, _ = lab.ask("/api/digit?index=42")
+    assert status == 200
+    header, arrays = wire.unpack(answer)
+    assert header["label"] == int(digits.labels[42])
+    np.testing.assert_allclose(arrays["pixels"] * 255, digits.images[42, 0], atol=1e-4)
+
+
+def test_digits_are_found_by_class_in_order_and_at_random(lab: Running, digits: data.Dataset) -> None:
+    sevens = (digits.labels == 7).nonzero().flatten().tolist()
+    assert lab.json("/api/digits?label=7&random=false&after=")["index"] == sevens[0]
+    assert lab.json(f"/api/digits?label=7&random=false&after={sevens[0]}")["index"] == sevens[1]
+    assert lab.json(f"/api/digits?label=7&random=false&after={sevens[-1]}")["index"] == sevens[0]
+    assert lab.json("/api/digits?label=7")["count"] == len(sevens)
+    drawn = {lab.json("/api/digits?label=7&random=true")["index"] for _ in range(12)}
+    assert len(drawn) > 4
+    assert drawn <= set(sevens)
+
+
+def test_the_mistakes_are_mistakes(lab: Running, model: CapsNet, digits: data.Dataset) -> None:
+    found = lab.json(f"/api/digits?model={NAME}&only=mistakes&random=false")
+    assert found["state"] == "ready"
+    assert 0 < found["count"] < 200
+    index = found["index"]
+    assert int(model.predict(digits.images[index]).labels) != int(digits.labels[index])
+
+
+def test_mistakes_that_nobody_has_recorded_are_counted(lab: Running, digits: data.Dataset) -> None:
+    deadline = time.monotonic() + 60
+    path = "/api/digits?model=small-cnn&only=mistakes&random=false&after="
+    while (found := lab.json(path))["state"] == "counting" and time.monotonic() < deadline:
+        assert lab.json("/api/health")["ok"]  # it answers in the meantime
+        time.sleep(0.2)
+    assert found["state"] == "ready"
+    index = found["index"]
+    header, _ = encode(lab, pixels_of(digits.images[index].float() / 255), model="small-cnn")
+    assert header["longest"][0] != int(digits.labels[index])
+    assert found["count"] > 5000  # its weights are random
+
+
+def test_a_model_of_other_things_has_no_test_digits(lab: Running) -> None:
+    assert lab.json("/api/digits?model=colour")["state"] == "no data"
+    assert refused(lab, "/api/digit?model=colour&index=0")[0] == 404
+
+
+def picture(kind: str = "PNG", size: tuple[int, int] = (90, 120), mode: str = "L") -> bytes:
+    """A dark one on light paper."""
+    image = Image.new(mode, size, "white")
+    image.paste("black", (size[0] // 2 - 6, 20, size[0] // 2 + 6, size[1] - 20))
+    file = io.BytesIO()
+    image.save(file, kind)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "GIF", "BMP"])
+def test_a_photo_comes_back_as_the_network_wants_it(lab: Running, kind: str) -> None:
+    status, answer, _ = lab.ask(f"/api/photo?model={NAME}", picture(kind))
+    assert status == 200, answer
+    pixels = wire.unpack(answer)[1]["pixels"]
+    assert pixels.shape == (1, 28, 28)
+    assert pixels.max() > 0.9
+    assert pixels[0, 0].max() == 0  # ink is bright now, paper black
+    header, _ = encode(lab, pixels.tobytes(), model=NAME)
+    assert header["longest"][0] == 1
+
+
+def test_a_photo_fits_other_sizes_too(lab: Running) -> None:
+    for name, shape in (("two-digits", (1, 36, 36)), ("colour", (3, 32, 32))):
+        status, answer, _ = lab.ask(f"/api/photo?model={name}", picture(mode="RGB"))
+        assert status == 200, answer
+        assert wire.unpack(answer)[1]["pixels"].shape == shape
+
+
+def test_the_page_and_its_files_are_served_with_their_types(lab: Running) -> None:
+    status, page, response = lab.ask("/")
+    assert status == 200
+    assert page.startswith(b"<!doctype html>")
+    assert response.headers["content-type"].startswith("text/html")
+    status, _, response = lab.ask("/static/js/main.js")
+    assert status == 200
+    assert response.headers["content-type"].startswith("text/javascript")
+    assert response.headers["cache-control"] == "no-cache"
+    status, _, _ = lab.ask("/static/js/main.js", headers={"If-None-Match": response.headers["etag"]})
+    assert status == 304
+
+
+def test_every_answer_carries_the_safety_headers(lab: Running) -> None:
+    for path in ("/", "/api/health", "/static/js/main.js", "/nothing"):
+        _, _, response = lab.ask(path)
+        assert response.headers["content-security-policy"] == CSP
+        assert "unsafe" not in CSP
+        assert response.headers["x-content-type-options"] == "nosniff"
+        assert response.headers["referrer-policy"] == "no-referrer"
+        assert response.headers["cross-origin-opener-policy"] == "same-origin"
+        assert response.headers["cross-origin-resource-policy"] == "same-origin"
+        assert response.headers["server"] is None
+
+
+# What it refuses
+
+
+def with_pixel(value: float) -> bytes:
+    image = torch.zeros(1, 28, 28)
+    image[0, 3, 3] = value
+    return pixels_of(image)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "word"),
+    [
+        ("/api/encode", b"", 422, "3136 bytes"),
+        ("/api/encode", BLANK[:-4], 422, "3132 bytes"),
+        ("/api/encode", BLANK + b"1234", 422, "3140 bytes"),
+        ("/api/encode", with_pixel(float("nan")), 422, "finite"),
+        ("/api/encode", with_pixel(float("inf")), 422, "finite"),
+        ("/api/encode", with_pixel(255), 422, "0 to 1"),
+        ("/api/encode", with_pixel(-1), 422, "0 to 1"),
+        ("/api/encode?model=quik-mnist", BLANK, 404, "did you mean 'quick-mnist'?"),
+        ("/api/encode?model=../../etc/passwd", BLANK, 404, "there is no model"),
+        ("/api/encode?iterations=0", BLANK, 422, "iterations"),
+        ("/api/encode?iterations=11", BLANK, 422, "iterations"),
+        ("/api/encode?iterations=1e9", BLANK, 422, "iterations"),
+        ("/api/encode?leaky=perhaps", BLANK, 422, "leaky"),
+        ("/api/encode?focus=10", BLANK, 422, "0 to 9"),
+        ("/api/encode?focus=-1", BLANK, 422, "focus"),
+        ("/api/encode", bytes(5 << 20), 413, "too large"),
+        ("/api/digit", None, 422, "index"),
+        ("/api/digit?index=10000", None, 404, "0 to 9999"),
+        ("/api/digit?index=-1", None, 422, "index"),
+        ("/api/digits?only=some", None, 422, "mistakes"),
+        ("/api/digits?label=x", None, 422, "label"),
+        ("/api/models/no-decoder/decoder", None, 404, "no decoder"),
+        ("/api/models/small-cnn/decoder", None, 404, "no decoder"),
+        ("/api/models/unknown/decoder", None, 404, "there is no model"),
+        ("/api/photo", b"", 422, "picture"),
+        ("/api/photo", b"no picture at all", 422, "PNG or JPEG"),
+        ("/api/photo", picture()[:60], 422, "picture"),
+        ("/api/photo", picture("TIFF"), 422, "TIFF"),
+        ("/api/photo", picture("PNG", (8000, 6000)), 422, "40 million"),
+        ("/api/photo", bytes(8_000_001), 413, "too large"),
+        ("/static/../server.py", None, 404, "nothing"),
+        ("/static/%2e%2e/server.py", None, 404, "nothing"),
+        ("/docs", None, 404, "nothing"),
+        ("/api/health", b"{}", 405, "not asked"),
+    ],
+)
+def test_a_wrong_request_gets_a_sentence(lab: Running, path: str, body: bytes | None, status: int, word: str) -> None:
+    found, sentence = refused(lab, path, body)
+    assert found == status, sentence
+    assert word in sentence
+
+
+PAIR = [[0.1, 0.2], [0.3, 0.4]]
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        ("", 422),
+        ("{", 422),
+        ("[" * 30_000, 400),
+        ("null", 422),
+        ('{"votes": NaN, "iterations": 3}', 422),
+        (json.dumps({"votes": [PAIR, [[float("nan"), 1], [1, 1]]], "iterations": 3}), 422),
+        (json.dumps({"votes": [PAIR, [[1e300, 1], [1, 1]]], "iterations": 3}), 422),
+        (json.dumps({"votes": [PAIR, [["1", 1], [1, 1]]], "iterations": 3}), 422),
+        (json.dumps({"votes": [PAIR], "iterations": 3}), 422),
+        (json.dumps({"votes": [PAIR] * 7, "iterations": 3}), 422),
+        (json.dumps({"votes": [PAIR, PAIR[:1]], "iterations": 3}), 422),
+        (json.dumps({"votes": [PAIR, [*PAIR, [1, 1]]], "iterations": 3}), 422),
+        (json.dumps({"votes": [PAIR, [[1], [1]]], "iterations": 3}), 422),
+        (json.dumps({"votes": [PAIR, PAIR], "iterations": 11}), 422),
+        (json.dumps({"votes": [PAIR, PAIR], "iterations": 2.5}), 422),
+        (json.dumps({"votes": [PAIR, PAIR]}), 422),
+        (json.dumps({"votes": [PAIR, PAIR], "iterations": 3, "more": 1}), 422),
+        (json.dumps({"votes": [PAIR, PAIR], "iterations": 3, "pad": "x" * 70_000}), 413),
+    ],
+)
+def test_votes_that_make_no_sense_get_a_sentence(lab: Running, body: str, status: int) -> None:
+    assert refused(lab, "/api/hand", body.encode(), Content_Type="application/json")[0] == status
+
+
+def test_only_its_own_address_is_answered(lab: Running) -> None:
+    port = lab.port
+    for host in (f"127.0.0.1:{port}", f"localhost:{port}", f"[::1]:{port}", f"LOCALHOST:{port}"):
+        assert lab.ask("/api/health", headers={"Host": host})[0] == 200
+    for host in ("evil.example", f"evil.example:{port}", "127.0.0.1", "127.0.0.1:1", f"127.0.0.1.evil:{port}", "", ":"):
+        assert refused(lab, "/api/health", Host=host)[0] == 403
+
+
+def test_only_its_own_page_is_answered(lab: Running) -> None:
+    port = lab.port
+    assert lab.ask("/api/health", headers={"Origin": f"http://127.0.0.1:{port}"})[0] == 200
+    for origin in (
+        "null",
+        "http://evil.example",
+        f"https://127.0.0.1:{port}",
+        "http://127.0.0.1",
+        "http://localhost:1",
+    ):
+        assert refused(lab, "/api/health", Origin=origin)[0] == 403
+        assert refused(lab, "/api/encode", BLANK, Origin=origin)[0] == 403
+    for site in ("cross-site", "same-site"):
+        assert refused(lab, "/api/models", Sec_Fetch_Site=site)[0] == 403
+        assert lab.ask("/", headers={"Sec-Fetch-Site": site})[0] == 200  # a link that somebody has sent
+
+
+@pytest.mark.parametrize(
+    ("host", "asked", "known"),
+    [
+        ("0.0.0.0", "192.168.1.5:8700", True),
+        ("0.0.0.0", "evil.example:8700", False),
+        ("192.168.1.5", "192.168.1.5:8700", True),
+        ("192.168.1.5", "192.168.1.6:8700", False),
+        ("::1", "[::1]:8700", True),
+        ("127.0.0.1", "[::1]", False),
+    ],
+)
+def test_a_lab_for_others_answers_to_its_address_and_no_other_name(host: str, asked: str, known: bool) -> None:
+    assert Guard(lambda *_: None, host, 8700, {}, lambda: None).knows(asked) is known  # type: ignore[arg-type, return-value]
+
+
+def raw(lab: Running, request: bytes) -> bytes:
+    with socket.create_connection(("127.0.0.1", lab.port), timeout=20) as connection:
+        connection.sendall(request)
+        return connection.recv(65536)
+
+
+def test_a_body_that_lies_about_its_length_is_cut_off(lab: Running) -> None:
+    head = f"POST /api/hand HTTP/1.1\r\nHost: 127.0.0.1:{lab.port}\r\nContent-Type: application/json\r\n"
+    chunk = b"10000\r\n" + b" " * 0x10000 + b"\r\n"
+    answer = raw(lab, head.encode() + b"Transfer-Encoding: chunked\r\n\r\n" + chunk * 2)
+    assert answer.startswith(b"HTTP/1.1 413")
+    assert raw(lab, head.encode() + b"Content-Length: -5\r\n\r\n").startswith(b"HTTP/1.1 4")
+    assert raw(lab, b"GET /api/health HTTP/1.0\r\n\r\n").startswith(b"HTTP/1.1 403")
+    assert raw(lab, b"\x16\x03\x01 nothing that is HTTP\r\n\r\n").startswith(b"HTTP/1.1 400")
+
+
+# What it does when pressed
+
+
+def test_two_hundred_requests_at_once_leave_it_standing_and_small(lab: Running, digits: data.Dataset) -> None:
+    body = pixels_of(digits.images[1].float() / 255)
+    expected = encode(lab, body, iterations=10)[1]["lengths"]
+    before = lab.memory()
+
+    def one(_: int) -> int:
+        status, answer, response = lab.ask("/api/encode?iterations=10", body)
+        if status == 200:
+            np.testing.assert_array_equal(wire.unpack(answer)[1]["lengths"], expected)
+        else:
+            assert response.headers["retry-after"]
+        return status
+
+    with ThreadPoolExecutor(200) as pool:
+        statuses = Counter(pool.map(one, range(400)))
+    assert set(statuses) <= {200, 503}
+    assert statuses[200] >= 64
+    assert lab.memory() - before < 100
+    assert lab.json("/api/health")["ok"]
+
+
+def test_two_hundred_large_bodies_at_once_are_not_all_held(lab: Running) -> None:
+    before = lab.memory()
+    body = bytes(7_900_000)
+
+    def one(_: int) -> int:
+        try:
+            return lab.ask("/api/photo", body)[0]
+        except OSError:  # refused while still sending: the connection is closed on it
+            return 503
+
+    with ThreadPoolExecutor(50) as pool:
+        statuses = Counter(pool.map(one, range(200)))
+    assert set(statuses) <= {422, 503}
+    assert lab.memory("VmHWM") - before < 250  # all of them would be 1,580
+    assert lab.json("/api/health")["ok"]
+
+
+# The command
+
+
+def command(*words: str) -> subprocess.CompletedProcess[str]:
+    done = [sys.executable, "-m", "capsnet.cli", "lab", *words, "--no-browser"]
+    return subprocess.run(done, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_a_taken_port_is_said_in_one_sentence(lab: Running) -> None:
+    done = command("--port", str(lab.port))
+    assert done.returncode == 2
+    assert done.stderr == f"capsnet: port {lab.port} is taken: choose another --port, or leave it out.\n"
+
+
+def test_a_model_that_is_not_there_is_said_in_one_sentence(tmp_path: Path) -> None:
+    for model in ("quik-mnist", str(tmp_path), str(tmp_path / "x.safetensors")):
+        done = command(model, "--port", "0")
+        assert done.returncode == 2
+        assert done.stderr.count("\n") == 1
+        assert model in done.stderr
+
+
+def test_ctrl_c_ends_it_quietly() -> None:
+    words = [sys.executable, "-m", "capsnet.cli", "lab", "--no-browser"]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert "http://127.0.0.1:87" in process.stdout.readline()
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    _, complaints = process.communicate(timeout=20)
+    assert process.returncode == 0
+    assert complaints == ""
