@@ -2,13 +2,14 @@
 # make test       set up, lint, types and every test
 # make test-slow  also what takes minutes: presets held to their promise
 # make setup      .venv/bin/capsnet and nothing else
+# make chromium   the browser that the Lab's page is tested in, where it is missing
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: setup demo test test-slow lint clean
+.PHONY: setup demo test test-slow lint chromium clean
 setup: $(STAMP)
 
 # torch first and exact: on its own it resolves to the build that suits this platform
@@ -29,10 +30,16 @@ lint: setup
 	$(BIN)/ruff format --check src tests
 	$(BIN)/mypy
 
-test: lint
+# needs root and apt-get; where neither is, the tests of the page say what to do
+chromium:
+	@command -v chromium || command -v chromium-browser || command -v google-chrome || \
+	  { test "$$(id -u)" = 0 && command -v apt-get && apt-get update && apt-get install -y chromium; } || \
+	  echo "there is no Chromium and it cannot be installed from here: the tests of the Lab's page will fail"
+
+test: lint chromium
 	$(BIN)/python -m pytest
 
-test-slow: lint
+test-slow: lint chromium
 	$(BIN)/python -m pytest -m "slow or not slow"
 
 clean:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import signal
@@ -18,8 +19,10 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from starlette.types import Message
 
 from capsnet import checkpoint, data
+from capsnet.cli import main
 from capsnet.functional import lengths
 from capsnet.lab import thinking, wire
 from capsnet.lab.guard import CSP, Guard
@@ -433,6 +436,27 @@ def test_a_lab_for_others_answers_to_its_address_and_no_other_name(host: str, as
     assert Guard(lambda *_: None, host, 8700, {}, lambda: None).knows(asked) is known  # type: ignore[arg-type, return-value]
 
 
+def test_a_mistake_of_ours_is_told_to_the_terminal_and_not_to_the_page(capsys: pytest.CaptureFixture[str]) -> None:
+    async def broken(*_: object) -> None:
+        raise RuntimeError("a secret")
+
+    async def nothing() -> Message:
+        return {"type": "http.disconnect"}
+
+    sent: list[Message] = []
+
+    async def keep(message: Message) -> None:
+        sent.append(dict(message))
+
+    scope = {"type": "http", "method": "GET", "path": "/", "scheme": "http", "headers": [(b"host", b"localhost:8700")]}
+    asyncio.run(Guard(broken, "127.0.0.1", 8700, {}, lambda: None)(scope, nothing, keep))
+    assert sent[0]["status"] == 500
+    assert (b"content-security-policy", CSP.encode()) in sent[0]["headers"]
+    assert b"secret" not in sent[1]["body"]
+    assert json.loads(sent[1]["body"])["detail"].endswith(".")
+    assert "a secret" in capsys.readouterr().err
+
+
 def raw(lab: Running, request: bytes) -> bytes:
     with socket.create_connection(("127.0.0.1", lab.port), timeout=20) as connection:
         connection.sendall(request)
@@ -510,6 +534,15 @@ def test_a_model_that_is_not_there_is_said_in_one_sentence(tmp_path: Path) -> No
         assert done.returncode == 2
         assert done.stderr.count("\n") == 1
         assert model in done.stderr
+
+
+@pytest.mark.parametrize("package", ["fastapi", "uvicorn"])
+def test_without_its_extra_the_lab_says_how_to_get_it(
+    package: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    assert main(["lab", "--no-browser"]) == 2
+    assert capsys.readouterr().err == "capsnet: the Lab needs FastAPI and uvicorn: pip install 'capsnet[lab]'.\n"
 
 
 def test_ctrl_c_ends_it_quietly() -> None:

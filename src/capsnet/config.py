@@ -150,7 +150,7 @@ class Config:
     preset: str = "quick"
     """The preset that this started from."""
     data: str = "mnist"
-    """mnist, fashion-mnist, cifar10, multimnist, expanded-mnist, affine-mnist, folder:PATH or csv:PATH."""
+    """mnist, fashion-mnist, cifar10, multimnist, expanded-mnist, affine-mnist, parts, folder:PATH or csv:PATH."""
     init: str = ""
     """Begin with what fits of a trained model: a shipped one's name, a run's folder or a .safetensors file. Its network
     is then the default, and your own images are converted to its size and channels."""
@@ -304,7 +304,10 @@ def expanded() -> Config:
     `capsnet train --preset expanded`, then `capsnet evaluate RUN --data affine-mnist`
     """
     model = replace(quick().model, image_shape=(1, 40, 40))
-    return Config(data="expanded-mnist", epochs=30, optimizer="adamw", weight_decay=0.01, stop_at=0.8, model=model)
+    return Config(
+        data="expanded-mnist", epochs=8, optimizer="adamw", lr=0.004, schedule="one-cycle", weight_decay=0.01,
+        stop_at=0.8, model=model,
+    )  # fmt: skip
 
 
 @preset
@@ -315,7 +318,7 @@ def expanded_cnn() -> Config:
     `capsnet train --preset expanded-cnn`, then `capsnet evaluate RUN --data affine-mnist`
     """
     model = CNNConfig((1, 40, 40), 10, (32, 64, 128), (5, 5, 3), (2, 2, 2), (1178,))
-    return replace(expanded(), model=model)
+    return replace(expanded(), lr=0.002, model=model)
 
 
 @preset

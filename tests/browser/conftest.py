@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
 from capsnet import checkpoint, zoo
 from lab_server import Running, running_lab, write_models
@@ -22,6 +23,8 @@ QUIETLY = [
     "--disable-default-apps",
 ]  # fmt: skip
 NAME = "quick-mnist"
+PATIENCE = 1000 * int(os.environ.get("CAPSNET_PATIENCE", "30"))  # milliseconds; more of it on a busy machine
+expect.set_options(timeout=PATIENCE)
 
 
 @pytest.fixture(scope="session")
@@ -97,7 +100,7 @@ def opened(browser: Browser, lab: Running, watch: Watch) -> Iterator[Opened]:
     def open_page(url: str = "", settled: bool = True, **options: Any) -> Page:
         contexts.append(browser.new_context(**{"viewport": {"width": 1280, "height": 720}, **options}))
         page = watch.over(contexts[-1].new_page())
-        page.set_default_timeout(30_000)
+        page.set_default_timeout(PATIENCE)
         page.goto(url or lab.url)
         if settled:
             settle(page)

@@ -19,7 +19,7 @@ from capsnet import checkpoint, data
 from capsnet.lab.digits import in_the_middle
 from capsnet.models import CapsNet
 from capsnet.routing.dynamic import procedure_1
-from conftest import NAME, Opened, painted, settle
+from conftest import NAME, PATIENCE, Opened, painted, settle
 from lab_server import Running, running_lab
 
 
@@ -372,16 +372,17 @@ def test_the_prediction_is_announced_and_motion_can_be_refused(opened: Opened) -
 def test_a_lost_server_is_noticed_and_found_again(browser: Browser, models: list[str]) -> None:
     with running_lab(*models[:1], "--port", "0") as first:
         page = browser.new_page()
+        page.set_default_timeout(PATIENCE)
         page.goto(first.url)
         settle(page)
         first.process.kill()
         first.process.wait()
         page.locator("#clear").click()
         draw(page, (0.5, 0.2), (0.5, 0.8))
-        expect(page.locator("#notice")).to_contain_text("The server is gone", timeout=10_000)
+        expect(page.locator("#notice")).to_contain_text("The server is gone")
         assert page.evaluate("() => lab.status") == "gone"
     with running_lab(*models[:1], "--port", str(first.port)):
-        expect(page.locator("#notice")).to_contain_text("back", timeout=30_000)
+        expect(page.locator("#notice")).to_contain_text("back")
         page.wait_for_function("() => lab.status === 'ok' && lab.result")
         expect(page.locator("#prediction")).to_contain_text("It is a 1")
     page.close()

@@ -38,7 +38,8 @@ usage: capsnet VERB …, and capsnet VERB --help for its flags
 examples:
   capsnet demo                          train on MNIST, test, write a report
   capsnet train --data folder:photos    train on your own images
-  capsnet predict runs/demo photo.png   say what is in an image"""
+  capsnet predict runs/demo photo.png   say what is in an image
+  capsnet lab                           draw a digit and watch a network think"""
 
 
 def overview() -> str:

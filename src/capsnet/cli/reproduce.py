@@ -165,6 +165,11 @@ class RowBar(TrainingBar):
         )
         self.task = self.progress.add_task(row.name, total=None, loss="…", rate="")
 
+    def started(self, run: training.Run) -> None:
+        self.began = (run.step, time.monotonic())
+        self.progress.start()
+        self.progress.update(self.task, total=run.steps, completed=run.step)
+
     def epoch_ended(self, run: training.Run, record: dict[str, Any]) -> None:
         """Quiet: some rows have hundreds of epochs."""
 

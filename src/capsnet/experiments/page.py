@@ -97,9 +97,7 @@ def origins(records: Sequence[Record]) -> Table:
             first["method"], made["architecture"], whole(made["parameters"]), str(made["epochs"]), data, seeds,
             clock(sum(r["seconds"] for r in group)), "; ".join(first["less"]) or "–",
         ])  # fmt: skip
-    return Table(
-        ["row", "network", "parameters", "epochs", "data", "seeds", "training", "less than the paper"], rows
-    )
+    return Table(["row", "network", "parameters", "epochs", "data", "seeds", "training", "less than the paper"], rows)
 
 
 def certificate(records: Sequence[Record]) -> str:
@@ -183,7 +181,8 @@ def part_of(place: Place, results: Results, experiment: Experiment, table: Table
     parts += ["<ul>" + "".join(f"<li>{escape(sentence)}</li>" for sentence in said) + "</ul>"] if said else []
     if table:
         parts += [cells(table), *(f'<p class="note">{escape(note)}</p>' for note in table.notes)]
-    parts += [inlined(path, path.stem.replace("-", " "), caption(experiment, path)) for path in pictures(results, place)]
+    for path in pictures(results, place):
+        parts.append(inlined(path, path.stem.replace("-", " "), caption(experiment, path)))
     if table:
         rows = origins(results.rows)
         made = report.paragraph(certificate(results.rows))

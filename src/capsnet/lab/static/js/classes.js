@@ -169,7 +169,8 @@ function paintDecoded(view, lab) {
 function tilesFor(lab) {
   const seen = together(lab);
   const parts = seen.map((k, n) => ({ pixels: decodeClass(lab, k), colour: "ab"[n], text: lab.model.classes[k] }));
-  const tiles = parts.length === 2 ? [{ parts, text: "both", also: "each in its colour" }] : [];
+  const ground = { pixels: lab.input.map((value) => 0.3 * value), colour: "ink" }; // the input shows through, pale
+  const tiles = parts.length === 2 ? [{ parts: [...parts, ground], text: "both", also: "over the input" }] : [];
   tiles.push(...parts.map((part) => ({ parts: [part], text: part.text, also: "" })));
   const other = lab.selected();
   if (!seen.includes(other)) {

@@ -185,7 +185,7 @@ function nudge(view, i, j, event) {
 
 function numbers(view) {
   view.table = html("table", { class: "num hand-numbers" });
-  return html("div", { class: "hand-scroll" }, view.table);
+  return html("div", { class: "hand-scroll", tabindex: 0, role: "region", "aria-label": "Every number" }, view.table);
 }
 
 function controls(view) {

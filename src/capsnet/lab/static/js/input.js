@@ -122,7 +122,9 @@ function hintFor(lab) {
 
 function describe(lab) {
   const { mode, index, overlap, strokes } = lab.state.input;
-  if (mode === "draw") return `Your drawing, ${strokes.length} strokes. Arrow keys move it, Control Z takes a stroke back, Delete clears.`;
+  if (mode === "draw") {
+    return `Your drawing, ${strokes.length} strokes. Arrow keys move it, Control Z takes a stroke back, Delete clears.`;
+  }
   if (mode === "test") return `Test digit number ${index}. Arrow keys move it.`;
   if (mode === "overlap") return `Test digits ${overlap.a} and ${overlap.b} over one another. Arrow keys move the second.`;
   return "Your image. Arrow keys move it.";
@@ -235,7 +237,8 @@ function buildGrips(overlay, stage, lab) {
   overlay.append(frame);
   const grips = { frame };
   for (const [name, { title, sign }] of Object.entries(GRIPS)) {
-    const grip = svg("g", { class: "grip", "data-grip": name }, svg("title", {}, `${title}: drag`), svg("circle", { r: 9 }), svg("path", { d: sign }));
+    const grip = svg("g", { class: "grip", "data-grip": name },
+      svg("title", {}, `${title}: drag`), svg("circle", { r: 9 }), svg("path", { d: sign }));
     dragGrip(grip, name, stage, lab);
     overlay.append(grip);
     grips[name] = grip;
@@ -248,7 +251,8 @@ function placeGrips(grips, canvas, lab) {
   const half = (FRAME * digitSide(lab.model.image_shape)) / 2;
   const map = compose([k, 0, 0, k, canvas.clientWidth / 2, canvas.clientHeight / 2], handles(lab.state.transform));
   const at = ([x, y]) => apply(map, x * half, y * half);
-  set(grips.frame, { points: [[-1, -1], [1, -1], [1, 1], [-1, 1]].map((corner) => at(corner).map((v) => v.toFixed(1)).join(",")).join(" ") });
+  const corners = [[-1, -1], [1, -1], [1, 1], [-1, 1]].map((corner) => at(corner).map((v) => v.toFixed(1)).join(","));
+  set(grips.frame, { points: corners.join(" ") });
   for (const [name, { corner }] of Object.entries(GRIPS)) {
     const [x, y] = at(corner);
     const inside = [Math.min(canvas.clientWidth - 11, Math.max(11, x)), Math.min(canvas.clientHeight - 11, Math.max(11, y))];
@@ -334,7 +338,8 @@ function pointer(canvas, lab) {
   canvas.addEventListener("pointerdown", (event) => {
     if (active || event.button !== 0 || !lab.model) return;
     canvas.setPointerCapture(event.pointerId);
-    active = { id: event.pointerId, ...(lab.state.input.mode === "draw" ? drawing(event, canvas, lab) : dragging(event, canvas, lab)) };
+    const begin = lab.state.input.mode === "draw" ? drawing : dragging;
+    active = { id: event.pointerId, ...begin(event, canvas, lab) };
   });
   canvas.addEventListener("pointermove", (event) => active?.id === event.pointerId && active.move(event));
   const end = (event) => {
@@ -425,7 +430,8 @@ function keys(canvas, lab) {
 function drawTools(lab) {
   const back = html("button", { type: "button", id: "undo", title: "Undo (Ctrl+Z)", onclick: () => undo(lab) }, "Undo");
   const clear = html("button", { type: "button", id: "clear", title: "Clear (Delete)", onclick: () => draw(lab, []) }, "Clear");
-  const width = html("input", { type: "range", id: "stroke-width", min: 40, max: 180, step: 5, "aria-label": "Stroke width", title: "Stroke width",
+  const width = html("input", { type: "range", id: "stroke-width", min: 40, max: 180, step: 5,
+    "aria-label": "Stroke width", title: "Stroke width",
     oninput: () => lab.update({ input: { width: Number(width.value) } }) });
   const dot = html("span", { class: "dot", "aria-hidden": "true" });
   const centre = html("input", { type: "checkbox", id: "centre", onchange: () => lab.update({ input: { centre: centre.checked } }) });
@@ -441,7 +447,8 @@ function drawTools(lab) {
   show();
   return html("div", {},
     html("div", { class: "row" }, back, clear, width, dot),
-    html("label", { class: "check small", title: "The ink scaled into 20×20 pixels, its centre of mass in the middle" }, centre, "Centre and scale like MNIST"));
+    html("label", { class: "check small", title: "The ink scaled into 20×20 pixels, its centre of mass in the middle" },
+      centre, "Centre and scale like MNIST"));
 }
 
 function testTools(lab) {
@@ -483,7 +490,8 @@ function testTools(lab) {
     }
   });
   return html("div", {},
-    html("div", { class: "row" }, random, following, html("label", { class: "field" }, html("span", { class: "muted" }, "No."), index)),
+    html("div", { class: "row" }, random, following,
+      html("label", { class: "field" }, html("span", { class: "muted" }, "No."), index)),
     html("div", { class: "row" }, label, html("label", { class: "check small" }, mistakes, "only mistakes")),
     facts);
 }
@@ -522,14 +530,16 @@ async function pickDigit(lab, random, take, tell) {
 }
 
 function imageTools(lab) {
-  const file = html("input", { type: "file", id: "file", accept: "image/png,image/jpeg,image/webp,image/gif,image/bmp", class: "unseen" });
+  const file = html("input", { type: "file", id: "file", class: "unseen",
+    accept: "image/png,image/jpeg,image/webp,image/gif,image/bmp" });
   file.addEventListener("change", () => {
     if (file.files[0]) bring(lab, file.files[0]);
     file.value = "";
   });
   const facts = html("p", { class: "small muted" }, "Or drop or paste one. A photo of a digit on paper will do.");
   lab.on((_, changed) => changed.has("photo") && lab.transient.photo && say(facts, lab.transient.photo));
-  return html("div", {}, html("div", { class: "row" }, html("label", { class: "button", for: "file" }, "Choose an image"), file), facts);
+  const button = html("label", { class: "button", for: "file" }, "Choose an image");
+  return html("div", {}, html("div", { class: "row" }, button, file), facts);
 }
 
 /** Drop and paste work in every mode, and lead to the image mode. */
@@ -581,7 +591,7 @@ function overlapTools(lab) {
     const { dx, dy } = lab.state.input.overlap;
     say(facts, `Drag the second: ${number(dx, 0)}, ${number(dy, 0)} px`);
   });
-  return html("div", {}, ...rows.map(({ row }) => row), facts);
+  return html("div", {}, ...rows, facts);
 }
 
 function overlapRow(lab, which) {
@@ -594,14 +604,16 @@ function overlapRow(lab, which) {
     if (index.value !== "" && wanted >= 0 && wanted <= 9999) take(wanted);
     else index.value = lab.state.input.overlap[which];
   });
-  const random = html("button", { type: "button", "aria-label": `Another ${name.toLowerCase()} digit`, onclick: () => another(lab, which, take) }, "New");
+  const random = html("button", { type: "button", "aria-label": `Another ${name.toLowerCase()} digit`,
+    onclick: () => another(lab, which, take) }, "New");
   lab.on((_, changed) => {
     if (!changed.has("input") && !changed.has("model")) return;
     const n = lab.state.input.overlap[which];
     if (document.activeElement !== index) index.value = n;
     if (lab.state.input.mode === "overlap" && lab.model) say(label, `${lab.digit(n)?.label ?? "…"}`);
   });
-  return { row: html("div", { class: "row" }, html("span", { class: `swatch ${which}` }, name), label, html("span", { class: "spread" }), index, random) };
+  const swatch = html("span", { class: `swatch ${which}` }, name);
+  return html("div", { class: "row" }, swatch, label, html("span", { class: "spread" }), index, random);
 }
 
 /** A random digit of another class than the other one's: two of a kind cannot be told apart. */
@@ -628,8 +640,9 @@ function below(lab) {
   lab.on((_, changed) => {
     if (!lab.model) return;
     if (["input", "transform", "model", "theme", "size"].some((key) => changed.has(key))) {
-      const [, height, width] = lab.model.image_shape;
-      picture(canvas, lab.input ?? new Float32Array(lab.model.image_shape.reduce((a, b) => a * b)), lab.model.image_shape, maps(lab.colours).ink);
+      const [channels, height, width] = lab.model.image_shape;
+      const pixels = lab.input ?? new Float32Array(channels * height * width);
+      picture(canvas, pixels, lab.model.image_shape, maps(lab.colours).ink);
       set(outline, { viewBox: `0 0 ${width} ${height}` });
       holder.style.width = `${wholePixels(holder, width)}px`;
       say(caption, `${width}×${height} pixels`);
@@ -660,7 +673,8 @@ function sliders(lab) {
 }
 
 function resetButton(lab) {
-  const reset = html("button", { type: "button", id: "reset-transform", class: "small", onclick: () => lab.update({ transform: DEFAULTS.transform }) }, "Reset");
+  const reset = html("button", { type: "button", id: "reset-transform", class: "small",
+    onclick: () => lab.update({ transform: DEFAULTS.transform }) }, "Reset");
   const show = () => (reset.hidden = Object.entries(DEFAULTS.transform).every(([key, value]) => lab.state.transform[key] === value));
   lab.on((_, changed) => changed.has("transform") && show());
   show();

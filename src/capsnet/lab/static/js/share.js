@@ -127,7 +127,8 @@ async function exportPicture(lab) {
   context.fillStyle = colours.panel;
   context.fillRect(0, 0, SHEET.width, SHEET.height);
   write(context, sentence(lab), SHEET.margin, 56, 30, colours.ink, 650);
-  write(context, `${model.name} · routing iteration ${lab.state.routing.t + 1} of ${lab.state.routing.iterations}`, SHEET.margin, 86, 17, colours.muted);
+  const { t, iterations } = lab.state.routing;
+  write(context, `${model.name} · routing iteration ${t + 1} of ${iterations}`, SHEET.margin, 86, 17, colours.muted);
   let x = SHEET.margin;
   const put = (title, width, paint) => {
     write(context, title, x, SHEET.top + SHEET.tall + 32, 17, colours.muted);
@@ -140,7 +141,10 @@ async function exportPicture(lab) {
     if (canvas?.width) put(title, width, (left, wide) => fit(context, canvas, left, wide));
   }
   put("class capsules", 220, (left, width) => bars(context, lab, left, width));
-  if (lab.decoder) put("reconstruction", 260, (left, width) => square(context, lab, lab.decoder.decodeTogether(shownParts(lab)), left, width));
+  if (lab.decoder) {
+    const painted = lab.decoder.decodeTogether(shownParts(lab));
+    put("reconstruction", 260, (left, width) => square(context, lab, painted, left, width));
+  }
   return { blob: await png(sheet), name: fileName(lab, "picture", "png") };
 }
 

@@ -10,7 +10,13 @@ const LONGEST_JSON = 1_000_000; // characters after inflating, so that a crafted
 
 /** A five of our own, so that the page is alive without any data. Coordinates on a field of 1000×1000. */
 const EXAMPLE = [
-  { w: 95, p: [655, 232, 520, 240, 398, 236, 384, 340, 372, 452, 452, 424, 545, 436, 622, 500, 640, 592, 604, 684, 520, 742, 430, 752, 346, 716] },
+  {
+    w: 95,
+    p: [
+      655, 232, 520, 240, 398, 236, 384, 340, 372, 452, 452, 424, 545, 436, 622, 500, 640, 592, 604, 684, 520, 742, 430,
+      752, 346, 716,
+    ],
+  },
 ];
 
 export const DEFAULTS = freeze({
