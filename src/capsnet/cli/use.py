@@ -39,7 +39,7 @@ class Evaluate:
     model: ModelName
     """A shipped model's name (see `capsnet models`), a run's folder or a .safetensors file."""
     data: MaybeStr = None
-    """mnist, multimnist, affine-mnist, affnist:PATH, folder:PATH, … as `capsnet data list` says (default: what the model was trained on)."""
+    """A name from `capsnet data list`, with its options (default: what the model was trained on)."""
     split: Literal["test", "validation", "train"] = "test"
     """Which part of it."""
     top: MaybeInt = None

@@ -150,13 +150,23 @@ function handle(view, i, j) {
   const knob = svg("g", {
     class: "handle", tabindex: 0, role: "slider", "aria-roledescription": "vote", "data-vote": `${i}-${j}`, "data-card": "u_hat",
     "aria-valuemin": -REACH, "aria-valuemax": REACH,
-    onpointerdown: (event) => knob.setPointerCapture(event.pointerId),
+    onpointerdown: (event) => grab(view, j, event),
     onpointermove: (event) => {
       if (knob.hasPointerCapture(event.pointerId)) moveTo(view, i, j, toVector(event));
     },
     onkeydown: (event) => nudge(view, i, j, event),
   }, svg("circle", { r: 16, class: "reach" }), svg("circle", { r: 9, class: "knob" }), svg("text", { "text-anchor": "middle", y: 4 }, String(i + 1)));
   return knob;
+}
+
+/** Handles may lie over one another: the one nearest to the pointer is meant, not the one on top. */
+function grab(view, j, event) {
+  const [x, y] = toVector(event);
+  const far = view.lab.state.hand.votes.map((row) => Math.hypot(row[j][0] - x, row[j][1] - y));
+  const { handle: meant } = view.planes[j].votes[far.indexOf(Math.min(...far))];
+  meant.setPointerCapture(event.pointerId);
+  meant.focus({ preventScroll: true });
+  event.preventDefault(); // or the browser would focus the one on top
 }
 
 function toVector(event) {
