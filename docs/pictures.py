@@ -1,0 +1,147 @@
+"""Take the pictures of docs/lab.md and README.md: the Lab, in a real browser, with the models that come along.
+
+    python docs/pictures.py                  all of them, into docs/images
+    python docs/pictures.py lab-hand …       only these
+
+It needs Chromium and the packages of capsnet[dev].
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from PIL import Image
+from playwright.sync_api import Browser, Page, sync_playwright
+
+IMAGES = Path(__file__).resolve().parent / "images"
+QUIETLY = ["--no-sandbox", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
+SCREEN, PHONE = {"width": 1280, "height": 720}, {"width": 390, "height": 844}
+THOUGHT = "() => window.lab?.result && window.lab.decoder && window.lab.status === 'ok'"
+
+
+@contextlib.contextmanager
+def running_lab() -> Iterator[str]:
+    """The address of a Lab that lives as long as the block."""
+    command = [sys.executable, "-m", "capsnet.cli", "lab", "--no-browser", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        try:
+            yield json.loads(process.stdout.readline())["url"]
+        finally:
+            process.terminate()
+
+
+def open_page(browser: Browser, url: str, *, screen: dict[str, int] = SCREEN, dark: bool = False) -> Page:
+    page = browser.new_page(viewport=screen, color_scheme="dark" if dark else "light", device_scale_factor=1.5)
+    page.goto(url)
+    settle(page)
+    return page
+
+
+def settle(page: Page) -> None:
+    """Wait until the answer to the last change is painted."""
+    page.wait_for_timeout(400)
+    page.wait_for_function(THOUGHT)
+    page.wait_for_timeout(900)
+
+
+def change(page: Page, patch: dict[str, object]) -> None:
+    page.evaluate("patch => window.lab.update(patch)", patch)
+    settle(page)
+
+
+def save(page: Page, name: str, full_page: bool = False) -> None:
+    """A screenshot in few colours: a third of the bytes, and no difference to be seen."""
+    image = Image.open(io.BytesIO(page.screenshot(full_page=full_page))).convert("RGB")
+    image.quantize(192, dither=Image.Dither.NONE).save(IMAGES / f"{name}.png", optimize=True)
+
+
+def lab(browser: Browser, url: str) -> None:
+    page = open_page(browser, url)
+    change(page, {"routing": {"t": 2}})
+    save(page, "lab")
+
+
+def lab_dark(browser: Browser, url: str) -> None:
+    page = open_page(browser, url, dark=True)
+    change(page, {"routing": {"t": 2}, "tweak": {"5": [0.0, 0.2, *[0.0] * 14]}})
+    save(page, "lab-dark")
+
+
+def lab_overlap(browser: Browser, url: str) -> None:
+    page = open_page(browser, url)
+    overlap = {"a": 0, "b": 1, "dx": 3, "dy": 2}
+    change(page, {"model": "multimnist", "input": {"mode": "overlap", "overlap": overlap}})
+    save(page, "lab-overlap")
+
+
+def lab_compare(browser: Browser, url: str) -> None:
+    page = open_page(browser, url)
+    change(page, {"model": "expanded-mnist", "input": {"mode": "test", "index": 4}})
+    page.click("#compare")
+    change(page, {"transform": {"rotate": 30, "shear": 0.2, "scale": 0.9}})
+    save(page, "lab-compare")
+
+
+def lab_hand(browser: Browser, url: str) -> None:
+    page = open_page(browser, url)
+    page.click("#hand")
+    page.wait_for_timeout(1500)
+    save(page, "lab-hand")
+
+
+def lab_phone(browser: Browser, url: str) -> None:
+    save(open_page(browser, url, screen=PHONE), "lab-phone", full_page=True)
+
+
+def lab_routing(browser: Browser, url: str) -> None:
+    """Routing as an animation: five iterations forth, a pause at the end, and round again."""
+    page = open_page(browser, url)
+    change(page, {"routing": {"iterations": 5, "t": 0}})
+    panel, frames = page.locator("#panel-routing"), []
+    for t in range(5):
+        page.evaluate("t => window.lab.update({routing: {t}})", t)
+        for _ in range(7):
+            frames.append(Image.open(io.BytesIO(panel.screenshot())).convert("RGB"))
+    small = [frame.resize((frame.width // 3 * 2, frame.height // 3 * 2), Image.Resampling.LANCZOS) for frame in frames]
+    drawn = [frame.quantize(64, dither=Image.Dither.NONE) for frame in small]
+    pauses = [1500 if k == len(drawn) - 1 else 90 for k in range(len(drawn))]
+    drawn[0].save(
+        IMAGES / "lab-routing.gif", save_all=True, append_images=drawn[1:], duration=pauses, loop=0, optimize=True
+    )
+
+
+PICTURES: dict[str, Callable[[Browser, str], None]] = {
+    "lab": lab,
+    "lab-dark": lab_dark,
+    "lab-overlap": lab_overlap,
+    "lab-compare": lab_compare,
+    "lab-hand": lab_hand,
+    "lab-phone": lab_phone,
+    "lab-routing": lab_routing,
+}
+
+
+def main(names: list[str]) -> int:
+    path = shutil.which("chromium") or shutil.which("google-chrome")
+    if path is None or set(names) - set(PICTURES):
+        print("pictures: there is no Chromium" if path is None else f"pictures are: {', '.join(PICTURES)}")
+        return 2
+    with running_lab() as url, sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=QUIETLY)
+        for name in names or PICTURES:
+            print(name, flush=True)
+            PICTURES[name](browser, url)
+        browser.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
