@@ -245,6 +245,19 @@ def seeds_table(seeds: list[dict[str, Any]]) -> str:
     return table(["seed", "validation error", "test error", "training time", ""], rows)
 
 
+def lab() -> str:
+    """How fast the Lab's page answers, measured in the browser."""
+    result = read("lab")
+    rows = [
+        (what, f"{result[key]['median']:.1f} ms", f"{result[key]['p95']:.1f} ms", str(result[key]["n"]))
+        for what, key in (
+            ("a pose slider moves until the reconstruction is painted", "slider_to_painted_ms"),
+            ("the input changes until the network's answer is there", "input_to_answer_ms"),
+        )
+    ]
+    return table([f"`{result['model']}`, from", "median", "95 % within", "times"], rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "summary": summary,
     "demo": demo,
@@ -259,6 +272,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "models-linked": lambda: models("docs/models.md"),
     "model-cards": model_cards,
     "fine-tuning": fine_tuning,
+    "lab": lab,
 }
 
 

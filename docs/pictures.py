@@ -2,6 +2,7 @@
 
     python docs/pictures.py                  all of them, into docs/images
     python docs/pictures.py lab-hand …       only these
+    python docs/pictures.py latency          measure how fast the page answers, into results/lab.json
 
 It needs Chromium and the packages of capsnet[dev].
 """
@@ -12,6 +13,7 @@ import contextlib
 import io
 import json
 import shutil
+import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -19,6 +21,8 @@ from pathlib import Path
 
 from PIL import Image
 from playwright.sync_api import Browser, Page, sync_playwright
+
+from capsnet import checkpoint
 
 IMAGES = Path(__file__).resolve().parent / "images"
 QUIETLY = ["--no-sandbox", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
@@ -118,6 +122,31 @@ def lab_routing(browser: Browser, url: str) -> None:
     )
 
 
+def latency(browser: Browser, url: str) -> None:
+    """A hundred moves of a pose slider and as many turns of the input, timed in the page itself."""
+    page = open_page(browser, url)
+    page.evaluate("() => { lab.timings.length = 0; lab.encodings.length = 0; }")
+    page.focus("#pose input[data-dim='3']")
+    for k in range(100):
+        page.keyboard.press("ArrowRight" if k % 20 < 10 else "ArrowLeft")
+        page.wait_for_timeout(40)
+    for k in range(100):
+        page.evaluate("turn => window.lab.update({transform: {rotate: turn}})", k % 40 - 20)
+        page.wait_for_timeout(150)
+    record = {
+        "model": page.evaluate("() => window.lab.model.name"),
+        "slider_to_painted_ms": quantiles(page.evaluate("() => [...window.lab.timings]")),
+        "input_to_answer_ms": quantiles(page.evaluate("() => [...window.lab.encodings]")),
+        "certificate": checkpoint.certificate({"docs": "pictures.py latency"}, 0.0),
+    }
+    checkpoint.write_json(IMAGES.parent.parent / "results" / "lab.json", record)
+
+
+def quantiles(milliseconds: list[float]) -> dict[str, float]:
+    cuts = statistics.quantiles(milliseconds, n=20)
+    return {"n": len(milliseconds), "median": round(statistics.median(milliseconds), 2), "p95": round(cuts[-1], 2)}
+
+
 PICTURES: dict[str, Callable[[Browser, str], None]] = {
     "lab": lab,
     "lab-dark": lab_dark,
@@ -127,18 +156,19 @@ PICTURES: dict[str, Callable[[Browser, str], None]] = {
     "lab-phone": lab_phone,
     "lab-routing": lab_routing,
 }
+ALL = {**PICTURES, "latency": latency}
 
 
 def main(names: list[str]) -> int:
     path = shutil.which("chromium") or shutil.which("google-chrome")
-    if path is None or set(names) - set(PICTURES):
-        print("pictures: there is no Chromium" if path is None else f"pictures are: {', '.join(PICTURES)}")
+    if path is None or set(names) - set(ALL):
+        print("pictures: there is no Chromium" if path is None else f"pictures are: {', '.join(ALL)}")
         return 2
     with running_lab() as url, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=QUIETLY)
         for name in names or PICTURES:
             print(name, flush=True)
-            PICTURES[name](browser, url)
+            ALL[name](browser, url)
         browser.close()
     return 0
 
