@@ -1,3 +1,4 @@
+# make lab        set up, open the Lab in the browser
 # make demo       set up, train on MNIST, test, write runs/demo/report.html
 # make test       set up, lint, types and every test
 # make test-slow  also what takes minutes: presets held to their promise
@@ -9,7 +10,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: setup demo test test-slow lint chromium clean
+.PHONY: setup lab demo test test-slow lint chromium clean
 setup: $(STAMP)
 
 # torch first and exact: on its own it resolves to the build that suits this platform
@@ -21,6 +22,9 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PIP) install --constraint constraints.txt "$$(grep '^torch==' constraints.txt)"
 	@$(PIP) install --constraint constraints.txt --editable '.[dev]'
 	@touch $@
+
+lab: setup
+	@$(BIN)/capsnet lab
 
 demo: setup
 	@$(BIN)/capsnet demo
