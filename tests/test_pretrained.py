@@ -141,7 +141,7 @@ def test_a_beginning_that_cannot_be_one_is_refused(trained: str) -> None:
 
 def test_few_images_are_learnt_better_from_a_trained_model_than_from_nothing(tmp_path: Path) -> None:
     tried = script("finetune")
-    folder = tried.write_images(tmp_path / "images", "mnist")
+    folder = tried.write_images(tmp_path / "images", tried.CASES["digits on their side"])
     begun = tried.error_percent(folder, 0, "quick-mnist")
     assert begun < 20  # chance is 83; measured: 9, and 32 without the trained model
     assert begun < tried.error_percent(folder, 0, None) - 5

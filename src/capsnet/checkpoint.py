@@ -45,13 +45,26 @@ def write_bytes(path: Path, content: bytes) -> None:
         os.chmod(temporary, 0o666 & ~umask)  # mkstemp's 0600 is for secrets
         os.replace(temporary, path)
     except OSError as error:
-        kept = " The previous file is still good." if path.is_file() else ""
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-        mend = "Free some space, then try again." if full else "Choose a place that can be written to."
-        raise UserError(f"could not write {path}: {error.strerror}.{kept} {mend}") from error
+        raise not_written(path, error) from error
     finally:
         if temporary:
             Path(temporary).unlink(missing_ok=True)  # not there any more where all went well
+
+
+def check_writable(path: Path) -> None:
+    """Refuse a file that could not be written, before the work for it begins; nothing is left behind."""
+    try:
+        folder = next(parent for parent in path.absolute().parents if parent.exists())
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise not_written(path, error) from error
+
+
+def not_written(path: Path, error: OSError) -> UserError:
+    kept = " The previous file is still good." if os.path.isfile(path) else ""
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    mend = "Free some space, then try again." if full else "Choose a place that can be written to."
+    return UserError(f"could not write {path}: {error.strerror}.{kept} {mend}")
 
 
 def write_json(path: Path, value: Any) -> None:

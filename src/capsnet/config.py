@@ -282,8 +282,8 @@ def official() -> Config:
 
 @preset
 def multimnist() -> Config:
-    """Two overlapping digits on 36×36, both to be named: a compact capsule network on 14 × 50,000 pairs, none of them
-    seen twice. Neither time nor error measured yet.
+    """Two overlapping digits on 36×36, both to be named: a compact capsule network on 14 × 50,000 pairs, new
+    ones in every epoch. Neither time nor error measured yet.
 
     `capsnet train --preset multimnist`
     """

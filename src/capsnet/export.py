@@ -364,3 +364,4 @@ def check_target(path: Path, format: str, force: bool) -> None:
         raise UserError(f"{path} is a folder: choose another name for the file.")
     if path.exists() and not force:
         raise UserError(f"{path} exists already: choose another name with --out, or overwrite it with --force.")
+    checkpoint.check_writable(path)

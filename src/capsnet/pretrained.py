@@ -121,6 +121,7 @@ def describe(name: str, source: Model | None) -> tuple[ModelConfig, tuple[str, .
 
 def choose_classes(own: tuple[str, ...], number: int | None, names: Sequence[str] | None) -> tuple[str, ...]:
     """The classes' names: those given, the model's own, or numbers where there are more or fewer."""
+    names = names if names is None or isinstance(names, str) else [str(name) for name in names]  # 7 means "7"
     if names is None:
         return own if number in (None, len(own)) else tuple(map(str, range(number or 0)))
     if isinstance(names, str) or number not in (None, len(names)) or len(set(names)) != len(names):
@@ -133,7 +134,7 @@ def choose_shape(
 ) -> tuple[int, int, int]:
     """(c, h, w) with another size or number of channels, where they are given."""
     height, width = (size, size) if isinstance(size, int) else size or shape[1:]
-    return channels or shape[0], height, width
+    return shape[0] if channels is None else channels, height, width
 
 
 def starting_from(config: Config, name: str) -> Config:

@@ -13,7 +13,8 @@ from capsnet import checkpoint, data, zoo
 from capsnet.cli.flags import parse
 from capsnet.config import PROMISES
 from capsnet.data import sources
-from capsnet.errors import UserError
+from capsnet.data.datasets import MADE
+from capsnet.errors import UserError, unknown
 from capsnet.evaluation import few
 from capsnet.terminal import clock, print_table
 
@@ -158,15 +159,10 @@ class Data:
 
 def data_verb(argv: list[str]) -> int:
     flags = parse(Data, "data", argv)
-    for name in flags.names:
-        sources.find(name)
-    names = flags.names or tuple(sources.SOURCES)
     if flags.action == "list":
-        rows = [
-            {"name": n, "about": data.NAMES[n], "cached": sources.is_cached(n) if n in sources.SOURCES else None}
-            for n in flags.names or data.NAMES
-        ]
+        rows = [about_data(name) for name in flags.names or data.NAMES]
     else:
+        names = dict.fromkeys(published(name).name for name in flags.names) or sources.SOURCES
         if flags.action == "fetch" and not flags.names:
             raise UserError(f"fetch which data set? The choices are: {', '.join(names)}.")
         rows = [check_data(name, fetch=flags.action == "fetch") for name in names]
@@ -179,6 +175,21 @@ def data_verb(argv: list[str]) -> int:
 
 
 YES_NO: dict[Any, str] = {True: "yes", False: "no", None: "–"}  # your own images are never cached
+
+
+def published(name: str) -> sources.Source:
+    """The data set to fetch for a name: MNIST for what is made out of its digits."""
+    return sources.find("mnist" if name.partition(":")[0] in MADE else name)
+
+
+def about_data(name: str) -> dict[str, Any]:
+    """What a name means, whatever options or path stand behind its colon, and whether its bytes are here."""
+    kind = name.partition(":")[0]
+    about = next((said for known, said in data.NAMES.items() if known.partition(":")[0] == kind), None)
+    if about is None:
+        raise unknown("data set", name, data.NAMES)
+    cached = sources.is_cached(published(kind).name) if kind in MADE or kind in sources.SOURCES else None
+    return {"name": name, "about": about, "cached": cached}
 
 
 def check_data(name: str, fetch: bool) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from capsnet import checkpoint
-from capsnet.cli.use import MOST_PAINTED, list_images, made_for_mnist, prepare_image, splits_for
+from capsnet.cli.use import MOST_PAINTED, digit_side, list_images, prepare_image, splits_for, training_config
 from capsnet.errors import UserError
 from capsnet.experiments.conduct import save_picture
 from capsnet.experiments.figures import looked_at, paper_figures
@@ -21,11 +21,9 @@ def paint(model_name: str, images: Sequence[str], out: Path | None) -> list[Path
         raise UserError("pictures need matplotlib, which is not installed: pip install 'capsnet[train]'.")
     model = checkpoint.load(model_name)
     if images:
-        like_mnist = made_for_mnist(model_name)
+        side = digit_side(training_config(model_name))
         names = list_images(images)[:MOST_PAINTED]
-        pictures = paper_figures(
-            model, torch.stack([prepare_image(model, name, like_mnist)[0] for name in names]), None
-        )
+        pictures = paper_figures(model, torch.stack([prepare_image(model, name, side)[0] for name in names]), None)
     else:
         pictures = paper_figures(model, *looked_at(model, splits_for(model, model_name, None).test))
     place = Path(model_name)

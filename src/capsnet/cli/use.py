@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 from tyro.conf import arg
 
-from capsnet import checkpoint, data, training
+from capsnet import checkpoint, data, training, zoo
 from capsnet.cli.flags import ImageNames, MaybeFloat, MaybeInt, MaybePath, MaybeStr, ModelName, parse
 from capsnet.config import Config, from_dict
-from capsnet.data.datasets import DEFAULT_VALIDATION
+from capsnet.data import multimnist, options
+from capsnet.data.datasets import DEFAULT_VALIDATION, MADE
 from capsnet.data.folder import pictures
 from capsnet.errors import UserError, unknown
 from capsnet.evaluation import check_names, evaluate, name_classes
@@ -56,6 +57,7 @@ class Evaluate:
 
 def evaluate_verb(argv: list[str]) -> int:
     flags = parse(Evaluate, "evaluate", argv)
+    check_naming(flags.top, flags.threshold)
     model = checkpoint.load(flags.model, training.choose_device(flags.device))
     dataset = getattr(splits_for(model, flags.model, flags.data), flags.split)
     if not len(dataset):
@@ -100,18 +102,25 @@ def splits_for(model: Model, path: str, name: str | None) -> data.Splits:
     channels, height, width = model.config.image_shape
     config = config or Config()
     name = name or config.data
+    same = bytes_of(name) == bytes_of(config.data)
     return data.load(
-        name, validation=config.validation if name == config.data else DEFAULT_VALIDATION,
-        validation_choice=config.validation_choice, seed=config.seed, image_size=(height, width), channels=channels,
+        name, validation=config.validation if same else DEFAULT_VALIDATION, validation_choice=config.validation_choice,
+        seed=config.seed, train_limit=config.train_limit if same else 0, image_size=(height, width), channels=channels,
     )  # fmt: skip
+
+
+def bytes_of(name: str) -> str:
+    """The data set that a name's images come from: a digit is held back in whatever is made of it."""
+    return "mnist" if name.partition(":")[0] in MADE else name
 
 
 @dataclass(frozen=True)
 class Predict:
     """Say what is in images: files, folders, or - for one image on stdin.
 
-    For a model of MNIST a photo or drawing is prepared as MNIST was made: grey, inverted if it is dark on light,
-    cropped to the ink, scaled into 20×20 and centred by its mass in 28×28. --raw only scales it.
+    For a model of MNIST's digits, one in an image, a photo or drawing is prepared as MNIST was made: grey, inverted if
+    it is dark on light, cropped to the ink, scaled into 20×20 and centred by its mass in 28×28. --raw only scales it.
+    A model of overlapping pairs names its two longest classes, and takes images that are light on black already.
 
     Examples:
       capsnet predict runs/demo photo.png
@@ -125,9 +134,9 @@ class Predict:
     raw: bool = False
     """Do not prepare images as MNIST was made; only scale them to the model's size."""
     top: MaybeInt = None
-    """Name this many longest classes (default: 1)."""
+    """Name this many longest classes (default: 1; 2 for a model that was shown two in every image)."""
     threshold: MaybeFloat = None
-    """Name all classes that are at least this long instead (default, with several labels an image: 0.5)."""
+    """Name all classes that are at least this long instead (default, where the number of labels differs: 0.5)."""
     device: str = "auto"
     """auto, cpu, cuda or mps."""
     json: bool = False
@@ -137,14 +146,15 @@ class Predict:
 def predict(argv: list[str]) -> int:
     flags = parse(Predict, "predict", argv)
     model = checkpoint.load(flags.model, training.choose_device(flags.device))
-    like_mnist = not flags.raw and made_for_mnist(flags.model)
-    top, threshold = naming(model, flags)
+    config = training_config(flags.model)
+    side = 0 if flags.raw else digit_side(config)
+    top, threshold = naming(model, config, flags)
     names = list_images(flags.images)
     rows, failures = [], []
     with Counter("predicting") as counter:
         for done, name in enumerate(names, 1):
             try:
-                rows.append(predict_one(model, name, like_mnist, top, threshold))
+                rows.append(predict_one(model, name, side, top, threshold))
             except UserError as error:
                 named = "stdin" if name == "-" else name
                 failures.append(str(error) if named in str(error) else f"{named}: {error}")
@@ -158,25 +168,43 @@ def predict(argv: list[str]) -> int:
             ["image", "is", "lengths"],
             [(r["file"], ", ".join(r["labels"]) or "nothing", longest(r["lengths"])) for r in rows],
         )
-        if like_mnist:
+        if side:
             how = rows[0]["prepared"].rstrip(".") if len(rows) == 1 else "--json says how each"
             say(f"prepared as MNIST was made ({how}); --raw turns that off.")
+        elif pairs_in(config):
+            say("only scaled: a model of pairs was shown two light digits of about 20 pixels each on black.")
     return 2 if failures else 0
 
 
-def made_for_mnist(path: str) -> bool:
-    config = training_config(path)
-    return config is not None and config.data == "mnist"
+def digit_side(config: Config | None) -> int:
+    """Side of the field that a photo of a digit is prepared in, as MNIST was made; 0 for a model of other images."""
+    kind = config.data.partition(":")[0] if config else ""
+    if config and kind == "mnist":
+        return config.model.image_shape[1]
+    return 28 if kind in ("expanded-mnist", "affine-mnist") else 0  # and then laid in the middle of a larger one
 
 
-def naming(model: Model, flags: Predict) -> tuple[int | None, float]:
-    """How many classes to name, or from which length on; by default what the model was trained for."""
-    if flags.top is not None and flags.threshold is not None:
+def pairs_in(config: Config | None) -> bool:
+    """Whether a model was shown two digits in every image."""
+    if config is None or config.data.partition(":")[0] != "multimnist":
+        return False
+    return not options.read(multimnist.Layout, config.data).single
+
+
+def check_naming(top: int | None, threshold: float | None) -> None:
+    if top is not None and threshold is not None:
         raise UserError("--top names a number of classes and --threshold all that are long enough: choose one of them.")
-    if flags.top is not None and flags.top < 1:
-        raise UserError(f"--top is how many classes to name, at least 1, and is {flags.top}.")
-    if flags.threshold is not None or (model.multi_label and flags.top is None):
-        return None, PRESENT if flags.threshold is None else flags.threshold
+    if top is not None and top < 1:
+        raise UserError(f"--top is how many classes to name, at least 1, and is {top}.")
+
+
+def naming(model: Model, config: Config | None, flags: Predict) -> tuple[int | None, float]:
+    """How many classes to name, or from which length on; by default as `evaluate` counts them."""
+    check_naming(flags.top, flags.threshold)
+    if flags.threshold is not None:
+        return None, flags.threshold
+    if flags.top is None and model.multi_label:
+        return (2, 0.0) if pairs_in(config) else (None, PRESENT)
     return flags.top or 1, 0.0
 
 
@@ -202,9 +230,9 @@ def list_images(names: Sequence[str]) -> list[str]:
     return found
 
 
-def predict_one(model: Model, name: str, like_mnist: bool, top: int | None, threshold: float) -> dict[str, Any]:
+def predict_one(model: Model, name: str, side: int, top: int | None, threshold: float) -> dict[str, Any]:
     """Prepare one image, run the model, and say what it saw."""
-    image, note = prepare_image(model, name, like_mnist)
+    image, note = prepare_image(model, name, side)
     lengths = model.predict(image[None]).lengths
     named = name_classes(lengths, top, threshold)[0]
     order = lengths[0].argsort(descending=True).tolist()
@@ -218,16 +246,19 @@ def predict_one(model: Model, name: str, like_mnist: bool, top: int | None, thre
     }
 
 
-def prepare_image(model: Model, name: str, like_mnist: bool) -> tuple[Any, str]:
-    """An image file (or - for stdin) as the model's input."""
+def prepare_image(model: Model, name: str, side: int) -> tuple[Tensor, str]:
+    """An image file (or - for stdin) as the model's input; a digit in a field of this side, or 0: see `digit_side`."""
     from capsnet.data import photo
 
     stdin = name == "-"
     picture = photo.read_image(io.BytesIO(sys.stdin.buffer.read()) if stdin else name, "stdin" if stdin else name)
     channels, height, width = model.config.image_shape
-    if like_mnist:
-        prepared = photo.prepare_like_mnist(picture, height)
-        return prepared.image, prepared.note
+    if side:
+        prepared = photo.prepare_like_mnist(picture, side)
+        if side == height:
+            return prepared.image, prepared.note
+        laid = multimnist.lay(prepared.image[None], torch.zeros(1, 2, dtype=torch.long), height)[0]
+        return laid, f"{prepared.note.rstrip('.')}, laid in the middle of {height}×{width}."
     return photo.fit(picture, channels, height, width), "scaled"
 
 
@@ -285,7 +316,7 @@ def reconstruct(argv: list[str]) -> int:
 
 def picture_file(flags: Reconstruct) -> Path:
     """Where the picture goes; nothing is overwritten unasked."""
-    folder = Path(flags.model) if Path(flags.model).is_dir() else Path()
+    folder = Path(flags.model) if Path(flags.model).is_dir() and not zoo.is_shipped(flags.model) else Path()
     out = flags.out or folder / f"{flags.what}.png"
     if out.suffix not in (".png", ".svg"):
         raise UserError(f"{out} is neither .png nor .svg, and no other kind of picture is written.")
@@ -302,8 +333,8 @@ def images_to_paint(model: Model, flags: Reconstruct) -> tuple[Tensor, Tensor | 
             raise UserError(f"tweaks are painted from one image and {len(names)} came: choose one of them.")
         if len(names) > MOST_PAINTED:
             say(f"painting the first {MOST_PAINTED} of {len(names)} images.")
-        like_mnist = not flags.raw and made_for_mnist(flags.model)
-        return torch.stack([prepare_image(model, name, like_mnist)[0] for name in names[:MOST_PAINTED]]), None
+        side = 0 if flags.raw else digit_side(training_config(flags.model))
+        return torch.stack([prepare_image(model, name, side)[0] for name in names[:MOST_PAINTED]]), None
     test = splits_for(model, flags.model, None).test
     rows = torch.arange(len(test))
     if flags.label is not None:

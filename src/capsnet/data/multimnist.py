@@ -5,9 +5,9 @@ pixels in each direction; the two are added and clipped. The first digit goes ro
 pairs in a row have each of the n digits once as their first; the second is any digit of another class.
 
 A pair is a function of (stream, index) and nothing else: it comes out the same in any batch, in any order and after
-any interruption. Training never sees a pair twice: an epoch is as many pairs as there are training digits, and the
-next one goes on from there. Validation and test pairs are fixed; the test set is 100,000 pairs of test digits (the
-paper has 10 million), the same for every seed.
+any interruption. An epoch is as many pairs as there are training digits, and the next one goes on from there, so that
+training sees new pairs all the time (by chance two digits may meet again, seldom in the same places). Validation and
+test pairs are fixed; the test set is 100,000 pairs of test digits (the paper has 10 million), the same for every seed.
 
 Overlap: MNIST's digits were scaled into a box of 20×20 in the middle of their 28×28. That box moves with its digit;
 the overlap of a pair is the area that the two boxes have in common, over 400. Shifts of up to 4 give 0.73 on average

@@ -124,7 +124,8 @@ def less(config: Config, budget: Budget) -> tuple[str, ...]:
     made = "a re-creation of affNIST instead of the original"
     if budget == "full":
         return (made,)
-    size = f"a compact network of {parameters(config.model):,} parameters (the paper's CapsNet: 13.4 M on 40×40)"
+    theirs = parameters(replace(get_preset("paper").model, image_shape=(1, 40, 40)))
+    size = f"a compact network of {parameters(config.model):,} parameters (the paper's CapsNet on 40×40: {theirs:,})"
     return (size, f"{made}, {PER_DIGIT[budget] * 10_000:,} of its 320,000 images")
 
 

@@ -10,7 +10,7 @@ const MOST_PAINTED = 12;
 const REPAINT = ["result", "routing", "selected", "model", "theme", "decoder", "input", "models"];
 
 export function mount(root, lab) {
-  heading(root, "Class capsules");
+  const title = heading(root, "Class capsules");
   const prediction = html("p", { id: "prediction", role: "status", "aria-live": "polite" });
   const list = html("div", { id: "classes", role: "radiogroup", "aria-label": "Class capsules: length of each" });
   const scale = html("div", { class: "class-scale small num", "aria-hidden": "true" }, ...margins());
@@ -19,7 +19,7 @@ export function mount(root, lab) {
   const decoded = html("div", { class: "decoded" });
   const painted = html("div", { class: "painted", "aria-hidden": "true" }); // the bars say the same in words
   root.append(prediction, list, scale, html("div", { class: "row class-foot" }, note, follow), decoded, painted);
-  const view = { root, prediction, list, note, follow, decoded, painted, rows: [], model: null, job: 0 };
+  const view = { root, title, prediction, list, note, follow, decoded, painted, rows: [], model: null, job: 0 };
   lab.on((_, changed) => {
     if (REPAINT.some((key) => changed.has(key))) paint(view, lab);
   });
@@ -33,6 +33,7 @@ function margins() {
 }
 
 function paint(view, lab) {
+  if (lab.waiting && view.rows.length) return;
   if (lab.model && view.model !== lab.model) rebuild(view, lab);
   const { result } = lab;
   view.root.classList.toggle("nothing", !result);
@@ -52,6 +53,11 @@ function rebuild(view, lab) {
   view.list.replaceChildren(...view.rows.map((parts) => parts.label));
   view.painted.replaceChildren();
   view.list.classList.toggle("wide-names", lab.model.classes.some((name) => name.length > 2));
+  // A CNN has classes and no capsules; its answers are shares, and no margin was set for them
+  const cnn = lab.model.kind === "cnn";
+  view.root.classList.toggle("shares", cnn);
+  say(view.title, cnn ? "Classes" : "Class capsules");
+  set(view.list, { "aria-label": cnn ? "Classes: probability of each" : "Class capsules: length of each" });
 }
 
 /** A radio button that looks like a bar: arrow keys, focus and names come from the browser. */
@@ -65,21 +71,24 @@ function row(name, k, lab) {
   const meter = html(
     "span",
     {
-      class: "meter", role: "meter", "data-class": k, "data-card": "length", "aria-label": `length of ${name}`,
+      class: "meter", role: "meter", "data-class": k, "data-card": lab.model.kind === "cnn" ? "probability" : "length",
+      "aria-label": `${lab.model.kind === "cnn" ? "probability" : "length"} of ${name}`,
       "aria-valuemin": 0, "aria-valuemax": 1, "aria-valuenow": 0,
     },
     fill, then, html("i", { class: "at-1" }), html("i", { class: "at-9" }),
   );
   const value = html("span", { class: "num value" });
-  const label = html("label", { class: "bar" }, radio, html("span", { class: "name", title: name }, name), meter, value);
-  return { label, radio, meter, fill, then, value };
+  const label = html("label", { class: "bar" },
+    radio, html("span", { class: "name", title: name }, name), meter, value);
+  return { name, label, radio, meter, fill, then, value };
 }
 
-function paintRow({ label, radio, meter, fill, then, value }, k, lab) {
+function paintRow({ name, label, radio, meter, fill, then, value }, k, lab) {
   const length = lab.result.lengths[k];
   fill.style.width = `${100 * Math.min(1, length)}%`;
   set(meter, { "aria-valuenow": length.toFixed(4), "data-value": length.toFixed(4) });
   say(value, number(length));
+  set(radio, { "aria-label": `class ${name}, ${number(length)}` });
   const place = together(lab).indexOf(k);
   const colour = ["a", "b"][place] ?? "";
   set(label, { "data-colour": colour });
@@ -105,10 +114,20 @@ function longest({ result }) {
   return result.header?.longest ?? result.longest;
 }
 
-/** The classes shown together, in colours a and b: the two longest where a model may see several. */
+/** Whether several classes may be there: the model was taught so, or two digits were laid over one another. */
+function several({ model, state }) {
+  return model?.kind === "capsnet" && (model.multi_label || state.input.mode === "overlap");
+}
+
+/** The classes shown together, in colours a and b: the two longest, or those of them that are there if one would do. */
 export function together(lab) {
-  if (!lab.model?.multi_label || !lab.result) return [];
-  return longest(lab).slice(0, 2).filter((k) => lab.result.lengths[k] > PRESENT);
+  if (!several(lab) || !lab.result) return [];
+  const two = longest(lab).slice(0, 2);
+  return lab.state.input.mode === "overlap" ? two : two.filter((k) => isThere(lab, k));
+}
+
+function isThere({ result }, k) {
+  return result.lengths[k] > PRESENT;
 }
 
 function largest(values) {
@@ -122,8 +141,8 @@ export function sentence(lab) {
   const length = number(result.lengths[first]);
   if (model.kind === "cnn") return `It is ${named(model.classes[first])} (${length}).`;
   if (result.lengths[first] <= PRESENT) return `No class is longer than ${PRESENT}.`;
-  if (!model.multi_label) return `It is ${named(model.classes[first])} (length ${length}).`;
-  const seen = together(lab).map((k) => named(model.classes[k]));
+  if (!several(lab)) return `It is ${named(model.classes[first])} (length ${length}).`;
+  const seen = together(lab).filter((k) => isThere(lab, k)).map((k) => named(model.classes[k]));
   return seen.length === 2 ? upper(`${seen[0]} and ${seen[1]}.`) : upper(`${seen[0]}, and nothing else (${length}).`);
 }
 
@@ -150,14 +169,14 @@ function paintFoot({ note, follow }, lab) {
   const lead = lengths[first] - lengths[second];
   const then = lengthAt(lab, first) !== null;
   if (then) say(note, `○ at iteration ${lab.state.routing.t + 1}`);
-  else say(note, lab.model.multi_label ? "" : `ahead of ${lab.model.classes[second]} by ${number(lead)}`);
+  else say(note, several(lab) ? "" : `ahead of ${lab.model.classes[second]} by ${number(lead)}`);
   follow.hidden = lab.state.selected === null;
   say(follow, "show the longest");
 }
 
 function paintDecoded(view, lab) {
   const { decoded } = view;
-  decoded.hidden = !(lab.model.multi_label && lab.decoder && lab.result.poses);
+  decoded.hidden = !(several(lab) && lab.decoder && lab.result.poses);
   if (decoded.hidden) return;
   const tiles = tilesFor(lab);
   while (decoded.children.length > tiles.length) decoded.lastChild.remove();
@@ -171,7 +190,7 @@ function tilesFor(lab) {
   const parts = seen.map((k, n) => ({ pixels: decodeClass(lab, k), colour: "ab"[n], text: lab.model.classes[k] }));
   const ground = { pixels: lab.input.map((value) => 0.3 * value), colour: "ink" }; // the input shows through, pale
   const tiles = parts.length === 2 ? [{ parts: [...parts, ground], text: "both", also: "over the input" }] : [];
-  tiles.push(...parts.map((part) => ({ parts: [part], text: part.text, also: "" })));
+  tiles.push(...parts.map((part, n) => ({ parts: [part], text: part.text, also: isThere(lab, seen[n]) ? "" : "unsure" })));
   const other = lab.selected();
   if (!seen.includes(other)) {
     const pixels = decodeClass(lab, other);
@@ -184,7 +203,10 @@ function paintTile(figure, { parts, text, also }, lab) {
   const [canvas, caption] = figure.children;
   const shape = lab.decoder.shape;
   if (shape[0] === 3) picture(canvas, parts[0].pixels, shape, maps(lab.colours).ink);
-  else overlay(canvas, parts.map(({ pixels, colour }) => ({ pixels, colour: lab.colours[colour] })), shape, lab.colours.panel);
+  else {
+    const layers = parts.map(({ pixels, colour }) => ({ pixels, colour: lab.colours[colour] }));
+    overlay(canvas, layers, shape, lab.colours.panel);
+  }
   set(canvas, { role: "img", "aria-label": `decoded: ${text} ${also}` });
   set(figure, { "data-colour": parts.length === 1 ? parts[0].colour : "both" });
   say(caption, also ? `${text}, ${also}` : text);
@@ -193,7 +215,7 @@ function paintTile(figure, { parts, text, also }, lab) {
 /** What each capsule would paint, where only one of them is there: small, and a few at a time after the answer. */
 function paintEach(view, lab) {
   const { painted } = view;
-  painted.hidden = lab.model.multi_label || !lab.decoder || !lab.result.poses || view.rows.length > MOST_PAINTED;
+  painted.hidden = several(lab) || !lab.decoder || !lab.result.poses || view.rows.length > MOST_PAINTED;
   if (painted.hidden) return;
   if (painted.childElementCount !== view.rows.length + 1) painted.replaceChildren(...eachTile(lab));
   [...painted.children].slice(1).forEach((figure, k) => figure.classList.toggle("selected", k === lab.selected()));

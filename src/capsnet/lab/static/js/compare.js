@@ -5,12 +5,14 @@ import { Newest } from "./api.js";
 import { html, number, say, set } from "./elements.js";
 import { millions } from "./header.js";
 
+const ASK_AGAIN_MILLISECONDS = 1000;
+
 export function mount(root, lab) {
   const view = { root, lab, other: null, answer: null, asked: null, rows: [] };
   view.encoder = new Newest(
-    ({ pixels, model }) => lab.api.encode(pixels, { model, iterations: 1, leaky: false }),
+    (question) => lab.api.encode(question.pixels, question),
     (answer, question) => answered(view, answer, question),
-    (error) => lab.status !== "gone" && lab.notice(error.message),
+    (error) => failed(view, error),
   );
   const button = document.getElementById("compare");
   button.addEventListener("click", () => toggle(view));
@@ -18,15 +20,16 @@ export function mount(root, lab) {
   view.head = html("div", { class: "compare-head small" });
   view.list = html("div", { class: "compare-rows" });
   root.append(view.verdict, view.head, view.list,
-    html("p", { class: "small muted" }, "Turn, scale, shear or move the input with its handles: which of the two is sure for longer?"));
+    html("p", { class: "small muted" },
+      "Turn, scale, shear or move the input with its handles: which of the two is sure for longer?"));
   lab.on((_, changed) => onFrame(view, button, changed));
 }
 
 /** The model of the other kind that reads the same pixels and names the same classes. */
 export function partner(models, model) {
   const same = (a, b) => a.length === b.length && a.every((value, k) => value === b[k]);
-  return models.find((other) =>
-    other.kind !== model.kind && same(other.image_shape, model.image_shape) && same(other.classes, model.classes)) ?? null;
+  const fits = (other) => same(other.image_shape, model.image_shape) && same(other.classes, model.classes);
+  return models.find((other) => other.kind !== model.kind && fits(other)) ?? null;
 }
 
 /** Turn it on; where the current model has nobody to be compared with, change to a pair and say so. */
@@ -42,7 +45,9 @@ function toggle({ lab }) {
 
 function onFrame(view, button, changed) {
   const { lab, root } = view;
-  view.other = lab.model && lab.state.compare ? partner(lab.models, lab.model) : null;
+  const other = lab.model && lab.state.compare ? partner(lab.models, lab.model) : null;
+  if (other !== view.other) view.answer = null;
+  view.other = other;
   const on = lab.state.compare && Boolean(lab.model);
   set(button, { "aria-pressed": lab.state.compare });
   root.hidden = !on;
@@ -68,16 +73,29 @@ function ask(view) {
     view.asked = null;
     return;
   }
-  const stale = view.asked?.pixels !== lab.input || view.asked.model !== other.name;
-  if (!stale) return;
-  view.asked = { pixels: lab.input, model: other.name };
-  view.encoder.request(view.asked);
+  const { iterations, leaky } = lab.state.routing; // for a CNN they mean nothing
+  const question = { pixels: lab.input, model: other.name, iterations, leaky };
+  if (view.asked && Object.keys(question).every((key) => view.asked[key] === question[key])) return;
+  view.asked = question;
+  view.encoder.request(question);
 }
 
 function answered(view, answer, question) {
   if (question.model !== view.other?.name) return;
   view.answer = answer;
   view.lab.poke("compare-result");
+}
+
+/** A server with too much to do is asked again; a lost one is the page's affair. */
+function failed(view, error) {
+  const { lab } = view;
+  if (lab.status === "gone") return;
+  lab.notice(error.message);
+  if (error.status !== 503) return;
+  setTimeout(() => {
+    view.asked = null;
+    lab.poke("compare-result");
+  }, ASK_AGAIN_MILLISECONDS);
 }
 
 /** Capsules left, CNN right, whichever of them is the current model. */
@@ -91,12 +109,17 @@ function build(view) {
   const heads = sides(view).map(({ model }, n) =>
     html("div", {},
       html("b", {}, n === 0 ? "Capsules" : "CNN"), html("span", {}, model.name),
-      html("span", { class: "num muted", "data-card": "parameters", "data-value": model.parameters.toLocaleString("en"), tabindex: 0 },
+      html("span",
+        { class: "num muted", "data-card": "parameters", "data-value": model.parameters.toLocaleString("en"), tabindex: 0 },
         `${millions(model.parameters)} parameters`),
-      html("span", { class: "num muted" }, Number.isFinite(model.error_percent) ? `${model.error_percent.toFixed(2)} % test error` : "")));
+      html("span", { class: "num muted" }, errorOf(model))));
   view.head.replaceChildren(html("span"), ...heads);
   view.rows = view.lab.model.classes.map((name) => buildRow(name));
   view.list.replaceChildren(...view.rows.map(({ row }) => row));
+}
+
+function errorOf({ error_percent: error }) {
+  return Number.isFinite(error) ? `${error.toFixed(2)} % test error` : "";
 }
 
 function buildRow(name) {
@@ -136,7 +159,7 @@ function verdict([capsules, cnn], lab) {
   if (!capsules.lengths || !cnn.lengths) return "…";
   const { classes } = lab.model;
   const [one, other] = [longest(capsules.lengths), longest(cnn.lengths)];
-  const sure = (lengths, k) => number(lengths[k]);
-  if (one === other) return `Both say ${classes[one]}: ${sure(capsules.lengths, one)} and ${sure(cnn.lengths, other)}.`;
-  return `They differ: the capsules say ${classes[one]} (${sure(capsules.lengths, one)}), the CNN ${classes[other]} (${sure(cnn.lengths, other)}).`;
+  const [length, share] = [number(capsules.lengths[one]), number(cnn.lengths[other])];
+  if (one === other) return `Both say ${classes[one]}: ${length} and ${share}.`;
+  return `They differ: the capsules say ${classes[one]} (${length}), the CNN ${classes[other]} (${share}).`;
 }

@@ -26,6 +26,7 @@ import * as tour from "./tour.js";
 const URL_MILLISECONDS = 400; // browsers refuse a history that is written too often
 const COLOURS = ["bg", "panel", "ink", "muted", "line", "accent", "a", "b", "good", "warn"];
 const DIGITS_KEPT = 200;
+const ANSWERED = ["panel-primary", "panel-routing", "panel-classes", "panel-pose"]; // these show the server's answer
 
 class Lab {
   constructor() {
@@ -59,9 +60,21 @@ class Lab {
   /** Merge a patch into the state; panels repaint in the next frame, once for all updates. */
   update(patch, options) {
     const old = this.state;
-    this.state = next(old, patch, options);
+    this.state = next(old, this.#withItsRouting(patch), options);
     for (const key of Object.keys(this.state)) if (this.state[key] !== old[key]) this.poke(key);
     if (this.state.model !== old.model) this.#useModel();
+  }
+
+  /** Another model is routed as it was taught, unless the patch says how. */
+  #withItsRouting(patch) {
+    const { iterations, leaky } = this.models.find(({ name }) => name === patch.model) ?? {};
+    if (patch.routing || patch.model === this.state.model || iterations === undefined) return patch;
+    return { ...patch, routing: { iterations, leaky } };
+  }
+
+  /** There is no answer yet, but one will come: panels stay as they were, inert, instead of flashing empty. */
+  get waiting() {
+    return Boolean(this.model && !this.result && !this.empty && (this.input || [...this.#digits.values()].includes(null)));
   }
 
   /** fn(lab, changed) on every frame; changed holds the state's keys and "result", "status", "flash", "theme" … */
@@ -191,6 +204,7 @@ class Lab {
       this.poke("input");
     } catch (error) {
       this.#digits.delete(key);
+      this.poke("result"); // nobody waits for it any more
       if (!(error instanceof Refusal)) return;
       this.notice(error.message);
       if (error.status === 503) setTimeout(() => this.poke("input"), 2000); // being fetched
@@ -202,6 +216,7 @@ class Lab {
     this.#changed = new Set();
     this.#scheduled = false;
     if (this.model) this.#look(changed);
+    for (const id of ANSWERED) document.getElementById(id).toggleAttribute("inert", this.waiting);
     for (const listener of this.#listeners) {
       try {
         listener(this, changed);

@@ -356,11 +356,12 @@ function onFrame(view, changed) {
 function paintAll(view) {
   const { lab } = view;
   const able = ready(lab);
+  if (!able && lab.waiting && view.rows.length) return;
   for (const part of ["pictures", "film", "list", "buttons", "blend"]) view[part].hidden = !able;
   view.missing.hidden = able;
+  say(view.whose, able ? `of ${lab.model.classes[lab.selected()]}` : "");
   if (!able) return say(view.missing, why(lab));
   if (view.rows.length !== lab.decoder.pose) rebuild(view);
-  say(view.whose, `of ${lab.model.classes[lab.selected()]}`);
   view.keep.checked = lab.state.keepLength;
   for (let d = 0; d < view.rows.length; d++) paintRow(view, d);
   view.resetAll.disabled = tweakOf(lab).every((value) => value === 0);
@@ -380,9 +381,10 @@ function snapshot({ lab }) {
 }
 
 function why(lab) {
-  if (!lab.model || !lab.result) return "";
-  if (lab.model.kind === "cnn") return "This model is a CNN: it has no capsules, so there is no pose to move.";
-  return lab.model.has_decoder ? "The decoder is on its way …" : "This model has no decoder, so its poses cannot be painted.";
+  if (lab.model?.kind === "cnn") return "This model is a CNN: it has no capsules, so there is no pose to move.";
+  if (!lab.model || !lab.result) return lab.empty ? "Nothing is there, so it has no pose." : "";
+  if (lab.model.has_decoder) return "The decoder is on its way …";
+  return "This model has no decoder, so its poses cannot be painted.";
 }
 
 function rebuild(view) {

@@ -53,6 +53,7 @@ function ready({ model, result }) {
 function paint(view) {
   const { lab, canvas } = view;
   const able = ready(lab);
+  if (!able && lab.waiting && view.layout) return;
   for (const part of [canvas, view.legend, view.said, view.bars]) part.classList.toggle("gone", !able);
   view.missing.hidden = able || lab.model?.kind !== "cnn";
   if (!able || !canvas.clientWidth) return;

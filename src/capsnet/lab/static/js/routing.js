@@ -18,7 +18,8 @@ export function mount(root, lab) {
   heading(root, "Routing");
   const view = { root, lab, shown: 0, target: 0, playing: false, result: null };
   view.body = html("div", { class: "routing-body" }, film(view), options(view), ribbons(view), details(view));
-  view.missing = html("p", { class: "muted", hidden: true }, "A CNN does not route: its layers always send everything everywhere.");
+  view.missing = html("p", { class: "muted", hidden: true },
+    "A CNN does not route: every layer passes its output on with the same weights, whatever the input.");
   root.append(view.body, view.missing);
   root.addEventListener("keydown", (event) => onKey(view, event));
   lab.on((_, changed) => onFrame(view, changed));
@@ -183,6 +184,7 @@ function onFrame(view, changed) {
   const { lab } = view;
   if (!REPAINT.some((key) => changed.has(key))) return;
   const able = Boolean(lab.result?.couplings);
+  if (!able && lab.waiting && view.sums) return changed.has("routing") ? paintControls(view) : undefined;
   view.body.classList.toggle("gone", lab.model?.kind === "cnn");
   view.missing.hidden = lab.model?.kind !== "cnn";
   if (changed.has("routing") || changed.has("model")) paintControls(view);

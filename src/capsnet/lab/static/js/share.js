@@ -128,7 +128,8 @@ async function exportPicture(lab) {
   context.fillRect(0, 0, SHEET.width, SHEET.height);
   write(context, sentence(lab), SHEET.margin, 56, 30, colours.ink, 650);
   const { t, iterations } = lab.state.routing;
-  write(context, `${model.name} · routing iteration ${t + 1} of ${iterations}`, SHEET.margin, 86, 17, colours.muted);
+  const about = lab.result.couplings ? `${model.name} · routing iteration ${t + 1} of ${iterations}` : model.name;
+  write(context, about, SHEET.margin, 86, 17, colours.muted);
   let x = SHEET.margin;
   const put = (title, width, paint) => {
     write(context, title, x, SHEET.top + SHEET.tall + 32, 17, colours.muted);
@@ -138,9 +139,9 @@ async function exportPicture(lab) {
   put("input", 260, (left, width) => square(context, lab, lab.input, left, width));
   for (const [id, title, width] of [["primary", "primary capsules", 190], ["ribbons", "routing", 380]]) {
     const canvas = document.getElementById(id);
-    if (canvas?.width) put(title, width, (left, wide) => fit(context, canvas, left, wide));
+    if (lab.result.couplings && canvas?.width) put(title, width, (left, wide) => fit(context, canvas, left, wide));
   }
-  put("class capsules", 220, (left, width) => bars(context, lab, left, width));
+  put(lab.result.poses ? "class capsules" : "classes", 220, (left, width) => bars(context, lab, left, width));
   if (lab.decoder) {
     const painted = lab.decoder.decodeTogether(shownParts(lab));
     put("reconstruction", 260, (left, width) => square(context, lab, painted, left, width));

@@ -30,7 +30,7 @@ export function mount(root, lab) {
   const view = { root, lab, button, step: -1, then: null, timer: 0 };
   view.count = html("span", { class: "small muted num" });
   view.title = html("h3");
-  view.text = html("p");
+  view.text = html("p", { "aria-live": "polite" }); // a new step is read out; the focus stays where the hand is
   view.skip = html("button", { type: "button", class: "plain", onclick: () => go(view, view.step + 1) }, "Skip");
   view.close = html("button", { type: "button", onclick: () => end(view) }, "Leave the tour");
   view.box = html("div", { class: "tour", role: "dialog", "aria-label": "Tour", hidden: true, tabindex: -1 },
@@ -45,7 +45,14 @@ export function mount(root, lab) {
 }
 
 function begin(view) {
-  view.lab.update({ view: "lab", compare: false, routing: { t: 0 } });
+  const { lab } = view;
+  // What the steps need: capsules with a decoder, and an iteration to step to
+  const able = ({ kind, has_decoder: decoder }) => kind === "capsnet" && decoder;
+  const model = lab.model && !able(lab.model) ? lab.models.find(able) : null;
+  if (model) lab.notice(`Changed to ${model.name}: the tour needs capsules and a decoder.`);
+  if (model) lab.update({ model: model.name });
+  const iterations = Math.max(2, lab.state.routing.iterations);
+  lab.update({ view: "lab", compare: false, routing: { t: 0, iterations } });
   go(view, 0);
   view.box.focus({ preventScroll: true });
 }
