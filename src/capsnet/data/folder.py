@@ -286,7 +286,7 @@ def _part_indices(entries: list[Entry], labels: Tensor, options: Options, name: 
         for wanted in ("train", "validation", "test")
     )
     strata = _strata(labels)
-    tenth = max(1, len(entries) // 10)
+    tenth = max(1, len(train) // 10)  # of what may be cut: a large test part of the user's own takes nothing away
     if not len(test):
         train, test = _cut(train, strata, tenth, "seeded", options.seed, "test")
     if not len(validation) and options.validation:
@@ -300,7 +300,7 @@ def _part_indices(entries: list[Entry], labels: Tensor, options: Options, name: 
 
 
 def _validation_size(available: int, tenth: int, asked: int) -> int:
-    """What was asked for when it is at most a quarter of the training images, else a tenth of all."""
+    """What was asked for when it is at most a quarter of the training images, else a tenth."""
     if asked <= available // 4:
         return asked
     if asked != DEFAULT_VALIDATION:
