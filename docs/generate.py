@@ -226,8 +226,9 @@ def fine_tuning() -> str:
         means = [f"{sum(row[side]) / len(row[side]):.1f} %" for side in ("fresh", "begun")]
         rows.append((row["what"], *(f"{mean} ({each})" for mean, each in zip(means, errors, strict=True))))
     note = (
-        f"Measured on {found['images']} images, ten of each of six classes, tested on {found['test_images']} others: "
-        f"mean test error (and that of each seed), by [docs/finetune.py](finetune.py).\n\n"
+        f"Measured on {found['images']} images, equally many of each of six classes (or as the row says), tested on "
+        f"{found['test_images']} others: mean test error (and that of each seed), by "
+        f"[docs/finetune.py](finetune.py).\n\n"
     )
     return note + table(["images", "from the beginning", f"`--init {found['init']}`"], rows)
 

@@ -5,8 +5,8 @@
 Of the run and the others, which differ in their seed alone, the one with the lowest validation error is shipped (ties,
 and where nothing was held back to validate on: the lowest seed). Its matrices are stored in half precision, once it is
 certain that not one prediction on the validation and test parts changes (or with --accept-changes: the card counts
-those that do). Written are the weights and the card under
-src/capsnet/weights, and the card again as results/models/NAME.json, from which the tables are made.
+those that do). Written are the weights and the card under src/capsnet/weights, and the card again as
+results/models/NAME.json, from which the tables are made.
 """
 
 from __future__ import annotations

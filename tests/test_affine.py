@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -15,21 +14,16 @@ from torch import Tensor
 from capsnet import data, training
 from capsnet.cli import main
 from capsnet.cli.train import take_preset
+from capsnet.cli.use import digit_side, prepare_image
 from capsnet.config import CapsNetConfig, Config, get_preset
 from capsnet.data import Batches, Dataset, Splits
 from capsnet.data.affine import Placed, Transformed, linear, transform
 from capsnet.errors import UserError
 from capsnet.evaluation import evaluate
 from capsnet.models.registry import build
+from pictures import photo_of
 
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Networks as small as these wait for a second thread longer than they compute."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")
@@ -294,6 +288,20 @@ def test_the_original_is_for_testing_only(
     file = original(tmp_path / "test.mat", some[0].reshape(60, 1600).T, some[1])
     assert main(["train", "--data", f"affnist:{file}", "--out", str(tmp_path / "run")]) == 2
     assert "no images to train on" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_photo_is_prepared_as_mnist_was_made_and_laid_in_the_middle(
+    affine: Transformed, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    tiny = CapsNetConfig((1, 40, 40), stem_channels=(4,), stem_strides=(4,), primary_kernel=3, decoder=())
+    model, file = build(tiny), str(photo_of(affine.source.images[0, 0].numpy(), tmp_path / "seven.png"))
+    for name, side in (("expanded-mnist", 28), ("affine-mnist:per_digit=2", 28), ("mnist", 40), ("fashion-mnist", 0)):
+        assert digit_side(Config(data=name, model=tiny)) == side
+    image, note = prepare_image(model, file, 28)
+    expected = data.prepare_like_mnist(data.read_image(file)).image
+    assert torch.equal(image[:, 6:34, 6:34], expected)
+    assert image.sum() == expected.sum()
+    assert note.endswith("centred by mass in 28×28, laid in the middle of 40×40.")
 
 
 # ------------------------------------------------------------------------------------------------------- the presets

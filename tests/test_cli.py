@@ -407,6 +407,16 @@ def test_data_lists_and_verifies(digits: data.Dataset, capsys: Capture) -> None:
     fails(capsys, ["data", "fetch"], "fetch which data set")
 
 
+def test_data_made_out_of_digits_are_listed_and_verified_by_them(digits: data.Dataset, capsys: Capture) -> None:
+    assert main(["data", "list", "multimnist", "affine-mnist:per_digit=2", "folder:photos", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)["data"]
+    assert [row["cached"] for row in listed] == [True, True, None]
+    assert "overlapping" in listed[0]["about"]
+    assert main(["data", "verify", "multimnist", "expanded-mnist", "--json"]) == 0
+    assert [row["name"] for row in json.loads(capsys.readouterr().out)["data"]] == ["mnist"]
+    fails(capsys, ["data", "list", "multimnst"], "did you mean 'multimnist'")
+
+
 def test_a_damaged_cache_is_seen_by_verify(
     digits: data.Dataset, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

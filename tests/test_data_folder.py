@@ -55,6 +55,13 @@ def test_a_folder_is_split_80_10_10_each_class_alike_and_by_the_seed(tmp_path: P
     assert not torch.equal(load(f"folder:{tmp_path}", seed=1).test.images, splits.test.images)
 
 
+def test_a_large_test_part_of_ones_own_takes_no_training_images_away(tmp_path: Path) -> None:
+    two_classes(tmp_path / "train", each=10)
+    two_classes(tmp_path / "test", each=60)
+    splits = load(f"folder:{tmp_path}")
+    assert (splits.train.n, splits.validation.n, splits.test.n) == (18, 2, 120)
+
+
 def test_validation_is_as_large_as_asked_when_it_fits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     two_classes(tmp_path)
     assert load(f"folder:{tmp_path}", validation=8).validation.n == 8

@@ -245,12 +245,17 @@ def test_a_file_is_overwritten_only_when_asked(desk: Path, capsys: Capture) -> N
     assert (desk / "demo.onnx").read_bytes() == before
 
 
-def test_what_cannot_be_written_is_said_in_one_line(desk: Path, tmp_path: Path, capsys: Capture) -> None:
+def test_what_cannot_be_written_is_said_in_one_line_before_the_work(
+    desk: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for format in export.WRITERS:
+        monkeypatch.setitem(export.WRITERS, format, lambda model: pytest.fail("the work has begun"))
     run = desk / "runs" / "demo"
     (tmp_path / "file").touch()
     (tmp_path / "folder.onnx").mkdir()
     words = ["export", run, "--format", "torch", "--out"]
     fails(capsys, [*words, tmp_path / "file" / "x.pt2"], "could not write", "Choose a place")
+    fails(capsys, [*words, "/proc/nothing/x.pt2"], "could not write", "Choose a place")
     fails(capsys, [*words, tmp_path / "x.onnx"], "should end with .pt2")
     fails(capsys, ["export", run, "--out", tmp_path / "folder.onnx"], "is a folder")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder.onnx"]

@@ -349,7 +349,7 @@ def with_pixel(value: float) -> bytes:
         ("/api/models/small-cnn/decoder", None, 404, "no decoder"),
         ("/api/models/unknown/decoder", None, 404, "there is no model"),
         ("/api/photo", b"", 422, "picture"),
-        ("/api/photo", b"no picture at all", 422, "PNG or JPEG"),
+        ("/api/photo", b"no picture at all", 422, "PNG"),
         ("/api/photo", picture()[:60], 422, "picture"),
         ("/api/photo", picture("TIFF"), 422, "TIFF"),
         ("/api/photo", picture("PNG", (8000, 6000)), 422, "40 million"),
@@ -498,7 +498,7 @@ def test_two_hundred_requests_at_once_leave_it_standing_and_small(lab: Running, 
 
 
 def test_two_hundred_large_bodies_at_once_are_not_all_held(lab: Running) -> None:
-    before = lab.memory()
+    before = lab.forget_peak()
     body = bytes(7_900_000)
 
     def one(_: int) -> int:
@@ -509,7 +509,8 @@ def test_two_hundred_large_bodies_at_once_are_not_all_held(lab: Running) -> None
 
     with ThreadPoolExecutor(50) as pool:
         statuses = Counter(pool.map(one, range(200)))
-    assert set(statuses) <= {422, 503}
+    assert set(statuses) <= {422, 503, 408}  # 408: on a busy machine a body may not come in time
+    assert statuses[422] + statuses[408] > 0  # some were let in
     assert lab.memory("VmHWM") - before < 250  # all of them would be 1,580
     assert lab.json("/api/health")["ok"]
 

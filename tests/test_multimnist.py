@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor
 
 from capsnet import checkpoint, data, training
 from capsnet.cli import main
+from capsnet.cli.use import splits_for
 from capsnet.config import CapsNetConfig, CNNConfig, Config, LossConfig, to_dict
 from capsnet.data import Augment, Batch, Batches, Dataset, Splits, in_order, seeds
 from capsnet.data.multimnist import Layout, Pairs, lay, overlap
@@ -21,19 +23,11 @@ from capsnet.evaluation import Evaluation, evaluate, name_classes
 from capsnet.models.registry import build
 from capsnet.report import write_report
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 TINY = CapsNetConfig(
     (1, 36, 36), stem_channels=(4,), stem_kernels=(5,), stem_strides=(4,), stem_norm=True, primary_types=2,
     primary_dim=4, primary_kernel=3, class_dim=4, decoder=(8,),
 )  # fmt: skip
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Networks as small as these wait for a second thread longer than they compute."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
@@ -355,6 +349,50 @@ def test_the_command_line_evaluates_and_paints_a_model_of_pairs(tmp_path: Path, 
     assert '"errors_by_overlap"' in capsys.readouterr().out
     assert main(["reconstruct", name, "--class", "5", "--out", str(tmp_path / "painted.png")]) == 0
     assert (tmp_path / "painted.png").stat().st_size > 1000
+
+
+def saved(folder: Path, name: str) -> str:
+    """A network with random weights that says it was trained on this."""
+    torch.manual_seed(0)
+    model = build(TINY)
+    model.multi_label = True
+    path = folder / "pairs.safetensors"
+    checkpoint.save_model(path, model, {"config": to_dict(Config(data=name, model=TINY))})
+    return str(path)
+
+
+def test_predict_names_two_classes_where_every_image_had_two_and_all_long_ones_where_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    Image.new("L", (36, 36), 90).save(tmp_path / "grey.png")
+
+    def named(model: str, *more: str) -> dict:
+        assert main(["predict", model, str(tmp_path / "grey.png"), "--json", *more]) == 0
+        return json.loads(capsys.readouterr().out)["predictions"][0]
+
+    pairs = saved(tmp_path, "multimnist:test=300")
+    found = named(pairs)
+    assert max(found["lengths"].values()) < 0.5  # a network that has learnt nothing is sure of nothing
+    assert len(found["labels"]) == 2
+    assert found["labels"][0] == found["label"]
+    assert named(pairs, "--threshold", "0.5")["labels"] == []
+    assert len(named(pairs, "--top", "3")["labels"]) == 3
+    assert named(saved(tmp_path, "multimnist:single=0.3"))["labels"] == []
+
+
+def test_both_ways_to_name_classes_at_once_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    assert main(["evaluate", saved(tmp_path, "multimnist"), "--top", "2", "--threshold", "0.4"]) == 2
+    assert "choose one of them" in capsys.readouterr().err
+
+
+def test_digits_that_were_held_back_stay_so_in_whatever_is_made_of_them(tmp_path: Path) -> None:
+    model = build(replace(TINY, image_shape=(1, 40, 40)))
+    config = to_dict(Config(data="mnist", validation=300, train_limit=50, seed=4, model=model.config))
+    checkpoint.save_model(tmp_path / "model.safetensors", model, {"config": config})
+    placed = splits_for(model, str(tmp_path / "model.safetensors"), "expanded-mnist")
+    then = data.load("mnist", validation=300, train_limit=50, seed=4)
+    assert torch.equal(placed.validation.source.images, then.validation.images)
+    assert torch.equal(placed.train.source.images, then.train.images)
 
 
 def test_the_report_of_pairs_shows_them(few: Splits[Pairs], tmp_path: Path) -> None:

@@ -83,6 +83,12 @@ def test_classes_are_taken_over_by_their_names_in_any_order(trained: str) -> Non
     assert model.classes == ("cat", "dog", "ant", "elk")
 
 
+def test_classes_may_be_given_as_numbers() -> None:
+    model = create_model("quick-mnist", pretrained=True, classes=[7, 1])  # type: ignore[list-item]
+    assert model.classes == ("7", "1")
+    assert report_of(model).adapted["caps.0.weight"] == "of the classes 1, 7"
+
+
 def test_the_same_classes_in_another_order_predict_the_same(trained: str) -> None:
     source = capsnet.load(trained)
     model = create_model(trained, pretrained=True, classes=["cat", "ant", "bee"])

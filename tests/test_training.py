@@ -9,7 +9,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -28,6 +28,7 @@ from capsnet.errors import UserError
 from capsnet.evaluation import evaluate
 from capsnet.models.registry import build
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 TINY = CapsNetConfig(
     stem_channels=(4,), stem_kernels=(3,), stem_norm=True, primary_types=2, primary_dim=4, primary_kernel=3,
     class_dim=4, decoder=(8,),
@@ -43,15 +44,6 @@ def toy_set(n: int, seed: int) -> Dataset:
         image[0, 2:10, 5:7] += 150 * int(label == 0)
         image[0, 5:7, 2:10] += 150 * int(label == 1)
     return Dataset(images.to(torch.uint8), labels, ("upright", "lying"), "bars")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Networks as small as these wait for a second thread longer than they compute."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def toy_splits() -> Splits:

@@ -17,7 +17,7 @@ import importlib
 import math
 import struct
 import zlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -27,8 +27,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from capsnet.data import options, seeds
-from capsnet.data.datasets import CLASSES, Dataset, Splits, multi_hot
-from capsnet.data.examples import Batch, Examples
+from capsnet.data.datasets import CLASSES, Dataset, MadeOf, Splits, multi_hot
+from capsnet.data.examples import Batch
 from capsnet.data.multimnist import lay
 from capsnet.errors import UserError
 
@@ -39,10 +39,9 @@ MOST_BYTES = 2**30  # of one file, unpacked: the original's largest has 0.1 GB
 
 
 @dataclass(frozen=True, eq=False)
-class OnField(Examples):
+class OnField(MadeOf):
     """Single digits of MNIST, each somewhere on a field of 40×40."""
 
-    source: Dataset
     stream: int
     name: str
     endless: bool = False
@@ -51,23 +50,12 @@ class OnField(Examples):
         return self.source.n
 
     @property
-    def classes(self) -> tuple[str, ...]:  # type: ignore[override]
-        return self.source.classes
-
-    @property
-    def device(self) -> torch.device:
-        return self.source.device
-
-    @property
     def image_shape(self) -> tuple[int, int, int]:
         return self.source.image_shape[0], FIELD, FIELD
 
     @property
     def targets(self) -> Tensor:
         return multi_hot(self.source.labels[self.numbers() % max(1, self.source.n)], len(self.classes))
-
-    def to(self, device: torch.device | str) -> OnField:
-        return replace(self, source=self.source.to(device))
 
     def gather(self, index: Tensor) -> Batch:
         index = index.to(self.device)
@@ -105,11 +93,9 @@ class Transformed(OnField):
         rotation, shear, across, down = self.draw(index)
         matrix = linear(rotation, shear, across, down)
         move = self.place(matrix, self.ink[chosen], index)
-        images = (
-            transform(self.source.images[chosen].float(), matrix, move).round_().div_(255)
-        )  # grey levels, as stored
+        grey_levels = transform(self.source.images[chosen].float(), matrix, move).round_()  # as files hold them
         measures = {"rotation": rotation, "shear": shear, "scale_across": across, "scale_down": down}
-        return images, measures | {"shift": move.norm(dim=1)}
+        return grey_levels.div_(255), measures | {"shift": move.norm(dim=1)}
 
     def draw(self, index: Tensor) -> list[Tensor]:
         """Rotation, shear and the two scales of each example, (b,) each."""

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from capsnet.data import sources
-from capsnet.data.examples import Batch, Examples
+from capsnet.data.examples import Batch, Examples, Self
 from capsnet.data.seeds import generator
 from capsnet.errors import UserError, unknown
 
@@ -99,6 +99,24 @@ class Dataset(Examples):
     def subset(self, indices: Tensor) -> Dataset:
         indices = indices.to(self.images.device)
         return replace(self, images=self.images[indices], labels=self.labels[indices])
+
+
+@dataclass(frozen=True, eq=False)
+class MadeOf(Examples):
+    """Images that are made on the fly, out of those of a data set."""
+
+    source: Dataset
+
+    @property
+    def classes(self) -> tuple[str, ...]:  # type: ignore[override]
+        return self.source.classes
+
+    @property
+    def device(self) -> torch.device:
+        return self.source.device
+
+    def to(self: Self, device: torch.device | str) -> Self:
+        return replace(self, source=self.source.to(device))  # type: ignore[type-var,attr-defined]
 
 
 Part = TypeVar("Part", bound=Examples)

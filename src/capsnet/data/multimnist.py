@@ -16,7 +16,7 @@ the overlap of a pair is the area that the two boxes have in common, over 400. S
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
@@ -24,8 +24,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from capsnet.data import options, seeds
-from capsnet.data.datasets import Dataset, Splits
-from capsnet.data.examples import Batch, Examples
+from capsnet.data.datasets import Dataset, MadeOf, Splits
+from capsnet.data.examples import Batch
 from capsnet.errors import UserError
 
 BOX = 20  # side of the box that MNIST's digits were scaled into
@@ -61,10 +61,9 @@ class Layout:
 
 
 @dataclass(frozen=True, eq=False)
-class Pairs(Examples):
+class Pairs(MadeOf):
     """Overlapping pairs out of single digits; see the top of this file."""
 
-    source: Dataset
     layout: Layout
     stream: int
     pairs: int
@@ -82,14 +81,6 @@ class Pairs(Examples):
         return self.pairs
 
     @property
-    def classes(self) -> tuple[str, ...]:  # type: ignore[override]
-        return self.source.classes
-
-    @property
-    def device(self) -> torch.device:
-        return self.source.device
-
-    @property
     def image_shape(self) -> tuple[int, int, int]:
         return self.source.image_shape[0], self.layout.canvas, self.layout.canvas
 
@@ -100,9 +91,6 @@ class Pairs(Examples):
     @property
     def targets(self) -> Tensor:
         return self.labels_of(*self.choose(self.numbers())).float()
-
-    def to(self, device: torch.device | str) -> Pairs:
-        return replace(self, source=self.source.to(device))
 
     def gather(self, index: Tensor) -> Batch:
         index = index.to(self.device)

@@ -69,7 +69,7 @@ def open_bounded(source: str | os.PathLike[str] | IO[bytes], name: str) -> Itera
         except Image.DecompressionBombError as error:
             raise UserError(f"{name} is too large ({error}): shrink it first.") from error
         except Image.UnidentifiedImageError as error:
-            raise UserError(f"{name} is no picture that can be read here: choose a PNG or a JPEG.") from error
+            raise UserError(f"{name} is not a picture that can be read here: choose a PNG or JPEG.") from error
         except OSError as error:
             raise UserError(f"{name} cannot be read ({error.strerror or error}): check who may read it.") from error
         except Exception as error:

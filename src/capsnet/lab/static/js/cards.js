@@ -12,7 +12,7 @@ export const CARDS = {
   u: { symbol: ["u", "i"], title: "Primary capsule", equation: "section 4",
     sentence: "A small vector at one place of the image: " +
       "its direction says how a part looks, its length how surely it is there.",
-    value: ({ result }) => result?.primary && `${result.primary.shape[0]} capsules of ${result.primary.shape[1]} numbers` },
+    value: ({ result }) => result?.primary && result.primary.shape.join(" capsules of ") + " numbers" },
   W: { symbol: ["W", "ij"], title: "Transformation", equation: "Eq. 2",
     sentence: "A learned matrix that turns what a part looks like into what the whole would look like.",
     value: (lab) => matrices(lab) },

@@ -37,7 +37,7 @@ function paint(view, lab) {
   if (lab.model && view.model !== lab.model) rebuild(view, lab);
   const { result } = lab;
   view.root.classList.toggle("nothing", !result);
-  if (!result) say(view.prediction, lab.empty ? "The canvas is empty." : "…");
+  if (!result) say(view.prediction, without(lab));
   if (!result || result.lengths.length !== view.rows.length) return;
   view.rows.forEach((row, k) => paintRow(row, k, lab));
   speak(view.prediction, sentence(lab));
@@ -45,6 +45,12 @@ function paint(view, lab) {
   paintFoot(view, lab);
   paintDecoded(view, lab);
   paintEach(view, lab);
+}
+
+/** What is said while there is no answer. */
+function without({ model, input, empty, state }) {
+  if (empty) return state.input.mode === "image" && !state.input.pixels ? "No image yet." : "The canvas is empty.";
+  return model && !input ? "There is nothing to look at." : "…";
 }
 
 function rebuild(view, lab) {
@@ -123,7 +129,14 @@ function several({ model, state }) {
 export function together(lab) {
   if (!several(lab) || !lab.result) return [];
   const two = longest(lab).slice(0, 2);
-  return lab.state.input.mode === "overlap" ? two : two.filter((k) => isThere(lab, k));
+  return lab.state.input.mode === "overlap" ? inOrder(two, lab) : two.filter((k) => isThere(lab, k));
+}
+
+/** A class that is one of the two digits has that digit's colour. */
+function inOrder([longer, shorter], lab) {
+  const { a, b } = lab.state.input.overlap;
+  const swapped = lab.digit(b)?.label === longer || lab.digit(a)?.label === shorter;
+  return swapped ? [shorter, longer] : [longer, shorter];
 }
 
 function isThere({ result }, k) {
@@ -190,7 +203,8 @@ function tilesFor(lab) {
   const parts = seen.map((k, n) => ({ pixels: decodeClass(lab, k), colour: "ab"[n], text: lab.model.classes[k] }));
   const ground = { pixels: lab.input.map((value) => 0.3 * value), colour: "ink" }; // the input shows through, pale
   const tiles = parts.length === 2 ? [{ parts: [...parts, ground], text: "both", also: "over the input" }] : [];
-  tiles.push(...parts.map((part, n) => ({ parts: [part], text: part.text, also: isThere(lab, seen[n]) ? "" : "unsure" })));
+  const doubt = (k) => (isThere(lab, k) ? "" : "unsure");
+  tiles.push(...parts.map((part, n) => ({ parts: [part], text: part.text, also: doubt(seen[n]) })));
   const other = lab.selected();
   if (!seen.includes(other)) {
     const pixels = decodeClass(lab, other);

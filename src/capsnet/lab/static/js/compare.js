@@ -36,11 +36,11 @@ export function partner(models, model) {
 function toggle({ lab }) {
   if (lab.state.compare) return lab.update({ compare: false });
   if (!lab.model) return;
-  if (partner(lab.models, lab.model)) return lab.update({ compare: true });
+  if (partner(lab.models, lab.model)) return lab.update({ compare: true, view: "lab" });
   const pair = lab.models.find((model) => model.kind === "capsnet" && partner(lab.models, model));
   if (!pair) return lab.notice("There is no CNN here that reads the same input, so there is nothing to compare with.");
   lab.notice(`No CNN has the input size of ${lab.model.name}: changed to ${pair.name}, which has one.`);
-  lab.update({ compare: true, model: pair.name });
+  lab.update({ compare: true, view: "lab", model: pair.name });
 }
 
 function onFrame(view, button, changed) {
@@ -109,13 +109,17 @@ function build(view) {
   const heads = sides(view).map(({ model }, n) =>
     html("div", {},
       html("b", {}, n === 0 ? "Capsules" : "CNN"), html("span", {}, model.name),
-      html("span",
-        { class: "num muted", "data-card": "parameters", "data-value": model.parameters.toLocaleString("en"), tabindex: 0 },
-        `${millions(model.parameters)} parameters`),
+      counted(model),
       html("span", { class: "num muted" }, errorOf(model))));
   view.head.replaceChildren(html("span"), ...heads);
   view.rows = view.lab.model.classes.map((name) => buildRow(name));
   view.list.replaceChildren(...view.rows.map(({ row }) => row));
+}
+
+function counted({ parameters }) {
+  const value = parameters.toLocaleString("en");
+  return html("span", { class: "num muted", "data-card": "parameters", "data-value": value, tabindex: 0 },
+    `${millions(parameters)} parameters`);
 }
 
 function errorOf({ error_percent: error }) {

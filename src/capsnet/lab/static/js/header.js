@@ -67,7 +67,7 @@ function models(root, lab) {
   lab.on((_, changed) => {
     if (changed.has("models")) {
       select.replaceChildren(...lab.models.map(({ name, kind }) =>
-        html("option", { value: name }, kind === "cnn" ? `${name} (no capsules)` : name)));
+        html("option", { value: name }, kind === "cnn" ? `${name} (CNN)` : name)));
     }
     if (lab.model && (changed.has("model") || changed.has("models"))) {
       select.value = lab.model.name;

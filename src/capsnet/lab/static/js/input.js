@@ -25,7 +25,8 @@ export function mount(root, lab) {
   const tools = html("div", { class: "tools" });
   root.append(modes(lab), stage, tools, below(lab));
   buildStage(stage, lab);
-  for (const [mode, build] of Object.entries({ draw: drawTools, test: testTools, image: imageTools, overlap: overlapTools })) {
+  const builders = { draw: drawTools, test: testTools, image: imageTools, overlap: overlapTools };
+  for (const [mode, build] of Object.entries(builders)) {
     const row = build(lab);
     tools.append(row);
     showOnly(row, lab, () => lab.state.input.mode === mode);
@@ -42,9 +43,11 @@ function showOnly(element, lab, when) {
 /** Draw | Digits | Image | Overlap, a group of radio buttons. */
 function modes(lab) {
   const names = Object.keys(MODES);
-  const buttons = names.map((mode) =>
-    html("button", { type: "button", role: "radio", "data-mode": mode, onclick: () => choose(lab, mode) }, MODES[mode]));
-  const group = html("div", { class: "segments wide", role: "radiogroup", "aria-label": "Where the input comes from" }, ...buttons);
+  const button = (mode) =>
+    html("button", { type: "button", role: "radio", "data-mode": mode, onclick: () => choose(lab, mode) }, MODES[mode]);
+  const buttons = names.map(button);
+  const about = { class: "segments wide", role: "radiogroup", "aria-label": "Where the input comes from" };
+  const group = html("div", about, ...buttons);
   group.addEventListener("keydown", (event) => {
     const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
     if (!step) return;
@@ -53,9 +56,9 @@ function modes(lab) {
     choose(lab, names[at]);
     buttons[at].focus();
   });
-  const show = () => buttons.forEach((button) => {
-    const on = button.dataset.mode === lab.state.input.mode;
-    set(button, { "aria-checked": on, tabindex: on ? 0 : -1 });
+  const show = () => buttons.forEach((one) => {
+    const on = one.dataset.mode === lab.state.input.mode;
+    set(one, { "aria-checked": on, tabindex: on ? 0 : -1 });
   });
   lab.on((_, changed) => changed.has("input") && show());
   show();
@@ -87,7 +90,8 @@ function choose(lab, mode) {
 /* ---- the stage: canvas and handles ---- */
 
 function buildStage(stage, lab) {
-  const canvas = html("canvas", { id: "draw", tabindex: 0, role: "img", "aria-label": "Input" });
+  // An application, so that a screen reader hands the arrow keys through
+  const canvas = html("canvas", { id: "draw", tabindex: 0, role: "application", "aria-label": "Input" });
   const overlay = svg("svg", { class: "handles", "aria-hidden": "true" });
   const hint = html("p", { class: "hint muted" });
   stage.append(canvas, overlay, hint);
@@ -106,27 +110,34 @@ function buildStage(stage, lab) {
     canvas.dataset.mode = lab.state.input.mode;
   };
   lab.on((_, changed) => {
-    if (lab.model && changed.has("model")) stage.style.aspectRatio = `${lab.model.image_shape[2]} / ${lab.model.image_shape[1]}`;
+    if (lab.model && changed.has("model")) {
+      const [, height, width] = lab.model.image_shape;
+      stage.style.aspectRatio = `${width} / ${height}`;
+    }
     if (["input", "transform", "model", "theme", "flash", "size"].some((key) => changed.has(key))) paint();
   });
   new ResizeObserver(() => lab.poke("size")).observe(stage);
 }
 
 function hintFor(lab) {
-  const { mode, strokes, pixels } = lab.state.input;
+  const { mode, strokes, pixels, index, overlap } = lab.state.input;
   if (mode === "draw" && !strokes.length) return "Draw a digit here";
   if (mode === "image" && !pixels) return "Drop or paste an image here";
-  if (mode !== "draw" && mode !== "image" && !lab.input) return "Fetching the digit …";
-  return "";
+  const digits = { test: [index], overlap: [overlap.a, overlap.b] }[mode]?.map((n) => lab.digit(n)) ?? [];
+  if (digits.includes(undefined)) return "The digit cannot be had";
+  return digits.includes(null) ? "Fetching the digit …" : "";
 }
 
 function describe(lab) {
   const { mode, index, overlap, strokes } = lab.state.input;
   if (mode === "draw") {
-    return `Your drawing, ${strokes.length} strokes. Arrow keys move it, Control Z takes a stroke back, Delete clears.`;
+    const count = strokes.length === 1 ? "one stroke" : `${strokes.length} strokes`;
+    return `Your drawing, ${count}. Arrow keys move it, Control Z takes a stroke back, Delete clears.`;
   }
   if (mode === "test") return `Test digit number ${index}. Arrow keys move it.`;
-  if (mode === "overlap") return `Test digits ${overlap.a} and ${overlap.b} over one another. Arrow keys move the second.`;
+  if (mode === "overlap") {
+    return `Test digits ${overlap.a} and ${overlap.b} over one another. Arrow keys move the second.`;
+  }
   return "Your image. Arrow keys move it.";
 }
 
@@ -159,7 +170,9 @@ function paintStrokes(context, lab) {
     context.lineWidth = w;
     context.beginPath();
     context.moveTo(curve[0], curve[1]);
-    for (let k = 0; k < Math.max(4, curve.length); k += 2) context.lineTo(curve[k] ?? curve[0], curve[k + 1] ?? curve[1]);
+    for (let k = 0; k < Math.max(4, curve.length); k += 2) {
+      context.lineTo(curve[k] ?? curve[0], curve[k + 1] ?? curve[1]); // a dot is a line to itself
+    }
     context.stroke();
   }
 }
@@ -255,7 +268,8 @@ function placeGrips(grips, canvas, lab) {
   set(grips.frame, { points: corners.join(" ") });
   for (const [name, { corner }] of Object.entries(GRIPS)) {
     const [x, y] = at(corner);
-    const inside = [Math.min(canvas.clientWidth - 11, Math.max(11, x)), Math.min(canvas.clientHeight - 11, Math.max(11, y))];
+    const keepIn = (value, room) => Math.min(room - 11, Math.max(11, value));
+    const inside = [keepIn(x, canvas.clientWidth), keepIn(y, canvas.clientHeight)];
     set(grips[name], { transform: `translate(${inside.map((v) => v.toFixed(1)).join(" ")})` });
   }
 }
@@ -429,12 +443,14 @@ function keys(canvas, lab) {
 
 function drawTools(lab) {
   const back = html("button", { type: "button", id: "undo", title: "Undo (Ctrl+Z)", onclick: () => undo(lab) }, "Undo");
-  const clear = html("button", { type: "button", id: "clear", title: "Clear (Delete)", onclick: () => draw(lab, []) }, "Clear");
+  const wipe = () => draw(lab, []);
+  const clear = html("button", { type: "button", id: "clear", title: "Clear (Delete)", onclick: wipe }, "Clear");
   const width = html("input", { type: "range", id: "stroke-width", min: 40, max: 180, step: 5,
     "aria-label": "Stroke width", title: "Stroke width",
     oninput: () => lab.update({ input: { width: Number(width.value) } }) });
   const dot = html("span", { class: "dot", "aria-hidden": "true" });
-  const centre = html("input", { type: "checkbox", id: "centre", onchange: () => lab.update({ input: { centre: centre.checked } }) });
+  const centre = html("input", { type: "checkbox", id: "centre",
+    onchange: () => lab.update({ input: { centre: centre.checked } }) });
   const show = () => {
     const { strokes, width: w, centre: centred } = lab.state.input;
     back.disabled = !strokes.length && !past.length;
@@ -452,11 +468,13 @@ function drawTools(lab) {
 }
 
 function testTools(lab) {
-  const index = html("input", { type: "number", id: "digit-index", min: 0, max: 9999, "aria-label": "Number of the test digit" });
+  const index = html("input", { type: "number", id: "digit-index", min: 0, max: 9999,
+    "aria-label": "Number of the test digit" });
   const label = html("select", { id: "digit-label", "aria-label": "Only one class" });
   const mistakes = html("input", { type: "checkbox", id: "digit-mistakes" });
   const facts = html("p", { class: "small muted num", "aria-live": "polite" });
-  const pick = (random) => pickDigit(lab, random, (found) => lab.update({ input: { index: found } }), (text) => say(facts, text));
+  const take = (found) => lab.update({ input: { index: found } });
+  const pick = (random) => pickDigit(lab, random, take, (text) => say(facts, text));
   const random = html("button", { type: "button", id: "digit-random", onclick: () => pick(true) }, "Random");
   const following = html("button", { type: "button", id: "digit-next", onclick: () => pick(false) }, "Next");
   index.addEventListener("change", () => {
@@ -517,7 +535,7 @@ async function pickDigit(lab, random, take, tell) {
     for (;;) {
       const found = await lab.api.digits(query);
       if (mine !== asking) return; // a newer question is under way
-      if (found.state === "no data") return tell(found.why || "The test digits are not here and could not be fetched.");
+      if (found.state === "no data") return tell(sentence(found.why || "the test digits could not be fetched."));
       matching = { count: found.count, label, only, model: query.model, ready: found.state === "ready" };
       if (found.index !== null) return take(found.index);
       if (found.state === "ready") return tell(only === "mistakes" ? "It makes no mistake here." : "No digit fits.");
@@ -525,7 +543,7 @@ async function pickDigit(lab, random, take, tell) {
       await new Promise((resolve) => setTimeout(resolve, ASK_AGAIN_MILLISECONDS));
     }
   } catch (error) {
-    tell(error.message);
+    tell(sentence(error.message));
   }
 }
 
@@ -572,10 +590,10 @@ async function bring(lab, file) {
     const { header, pixels } = await lab.api.photo(file, lab.state.model);
     lab.transient.photo = header.note ? sentence(header.note) : "";
     lab.poke("photo");
-    const transform = DEFAULTS.transform;
-    lab.update({ view: "lab", transform, input: { mode: "image", pixels: encodeBytes(pixels), shape: [...pixels.shape] } });
+    const input = { mode: "image", pixels: encodeBytes(pixels), shape: [...pixels.shape] };
+    lab.update({ view: "lab", transform: DEFAULTS.transform, input });
   } catch (error) {
-    lab.notice(sentence(error.message));
+    lab.notice(error.message);
   }
 }
 
@@ -596,7 +614,8 @@ function overlapTools(lab) {
 
 function overlapRow(lab, which) {
   const name = which === "a" ? "First" : "Second";
-  const index = html("input", { type: "number", min: 0, max: 9999, id: `overlap-${which}`, "aria-label": `${name} digit's number` });
+  const index = html("input", { type: "number", min: 0, max: 9999, id: `overlap-${which}`,
+    "aria-label": `${name} digit's number` });
   const label = html("b", { class: "num" });
   const take = (n) => lab.update({ input: { overlap: { [which]: n } } });
   index.addEventListener("change", () => {
@@ -634,7 +653,8 @@ async function another(lab, which, take) {
 
 function below(lab) {
   const canvas = html("canvas", { id: "seen", role: "img", "aria-label": "What the network sees" });
-  const outline = svg("svg", { class: "handles", "aria-hidden": "true" }, svg("rect", { class: "receptive", visibility: "hidden" }));
+  const field = svg("rect", { class: "receptive", visibility: "hidden" });
+  const outline = svg("svg", { class: "handles", "aria-hidden": "true" }, field);
   const caption = html("span", { class: "small muted num" });
   const holder = html("div", { class: "seen", "data-card": "input" }, canvas, outline);
   lab.on((_, changed) => {
@@ -647,7 +667,7 @@ function below(lab) {
       holder.style.width = `${wholePixels(holder, width)}px`;
       say(caption, `${width}×${height} pixels`);
     }
-    if (changed.has("flash")) outlineSeen(outline.firstChild, lab.transient.receptive);
+    if (changed.has("flash")) outlineSeen(field, lab.transient.receptive);
   });
   return html("div", { class: "below" },
     html("div", { class: "row top" },
@@ -675,14 +695,16 @@ function sliders(lab) {
 function resetButton(lab) {
   const reset = html("button", { type: "button", id: "reset-transform", class: "small",
     onclick: () => lab.update({ transform: DEFAULTS.transform }) }, "Reset");
-  const show = () => (reset.hidden = Object.entries(DEFAULTS.transform).every(([key, value]) => lab.state.transform[key] === value));
+  const untouched = ([key, value]) => lab.state.transform[key] === value;
+  const show = () => (reset.hidden = Object.entries(DEFAULTS.transform).every(untouched));
   lab.on((_, changed) => changed.has("transform") && show());
   show();
   return reset;
 }
 
 function sliderRow(lab, key, title, step, unit) {
-  const range = html("input", { type: "range", step, "aria-label": title, "data-transform": key, title: `${title} ${unit}`,
+  const range = html("input", { type: "range", step, "data-transform": key,
+    "aria-label": title, title: `${title} ${unit}`,
     oninput: () => lab.update({ transform: limited({ [key]: Number(range.value) }, lab.model) }),
     ondblclick: () => lab.update({ transform: { [key]: DEFAULTS.transform[key] } }) });
   const value = html("output", { class: "num small" });

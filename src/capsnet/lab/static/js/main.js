@@ -52,7 +52,7 @@ class Lab {
   #scheduled = false;
   #encoder;
   #asked = ""; // the last question's settings, to see whether a new one is needed
-  #digits = new Map(); // index → {pixels, shape, label}, or null while it is fetched
+  #digits = new Map(); // model/index → {pixels, shape, label}, null while it is fetched, undefined if that failed
   #saving = 0; // the timer of the next save
   #saved = 0; // when the last one was
   #fragment = "";
@@ -74,7 +74,7 @@ class Lab {
 
   /** There is no answer yet, but one will come: panels stay as they were, inert, instead of flashing empty. */
   get waiting() {
-    return Boolean(this.model && !this.result && !this.empty && (this.input || [...this.#digits.values()].includes(null)));
+    return Boolean(this.model && !this.result && !this.empty && (this.input || this.#fetching()));
   }
 
   /** fn(lab, changed) on every frame; changed holds the state's keys and "result", "status", "flash", "theme" … */
@@ -97,8 +97,8 @@ class Lab {
   }
 
   /** A sentence at the page's foot. */
-  notice(sentence) {
-    this.transient.notice = { sentence };
+  notice(text) {
+    this.transient.notice = { sentence: text.charAt(0).toUpperCase() + text.slice(1) };
     this.poke("notice");
   }
 
@@ -114,7 +114,7 @@ class Lab {
     return this.decoder?.decode(pose, klass) ?? null;
   }
 
-  /** A test digit {pixels, shape, label}, or null while it is on its way. */
+  /** A test digit {pixels, shape, label}, null while it is on its way, or undefined where it cannot be had. */
   digit(index) {
     const key = `${this.state.model}/${index}`;
     if (!this.#digits.has(key)) this.#fetchDigit(key, index);
@@ -194,6 +194,10 @@ class Lab {
     }
   }
 
+  #fetching() {
+    return [...this.#digits.values()].includes(null);
+  }
+
   async #fetchDigit(key, index) {
     this.#digits.set(key, null);
     try {
@@ -203,12 +207,18 @@ class Lab {
       this.#digits.set(key, { pixels, shape, label: header.label });
       this.poke("input");
     } catch (error) {
-      this.#digits.delete(key);
-      this.poke("result"); // nobody waits for it any more
-      if (!(error instanceof Refusal)) return;
+      this.#digits.set(key, undefined); // or every frame would ask again
+      this.poke("input");
+      if (!(error instanceof Refusal)) return; // asked for again when the server is back
       this.notice(error.message);
-      if (error.status === 503) setTimeout(() => this.poke("input"), 2000); // being fetched
+      if (error.status === 503) setTimeout(() => this.#askAgain(), 2000); // the server fetches them
     }
+  }
+
+  /** Another chance for the digits that could not be had. */
+  #askAgain() {
+    for (const [key, digit] of this.#digits) if (digit === undefined) this.#digits.delete(key);
+    this.poke("input");
   }
 
   #frame() {
@@ -230,7 +240,8 @@ class Lab {
   #look(changed) {
     if (!this.input || ["input", "transform", "model"].some((key) => changed.has(key))) {
       const seen = see(this.state.input, this.state.transform, this.model.image_shape, (index) => this.digit(index));
-      if (!seen) return; // a digit is on its way; its arrival makes a new frame
+      if (!seen && this.#fetching()) return; // the digit's arrival makes a new frame
+      if (!seen) return this.#seeNothing(changed);
       const same = this.input && seen.pixels.every((value, k) => value === this.input[k]);
       this.seen = seen;
       if (!same) this.#asked = "";
@@ -238,6 +249,13 @@ class Lab {
       this.empty = this.input.every((value) => value === 0);
     }
     this.#ask(changed);
+  }
+
+  /** A digit that cannot be had: what was said about the input before is not about this one. */
+  #seeNothing(changed) {
+    if (this.input || this.result) changed.add("result");
+    Object.assign(this, { input: null, seen: null, result: null, empty: false });
+    this.#asked = "";
   }
 
   /** Ask only when the question is a new one. */
@@ -267,7 +285,7 @@ class Lab {
 
   /** An answer about another model, or to a canvas that was wiped meanwhile, is stale. */
   #answered(answer, question) {
-    if (question.model !== this.model?.name || this.empty) return;
+    if (question.model !== this.model?.name || this.empty || !this.input) return;
     this.result = Object.assign(answer, { input: question.pixels });
     this.poke("result");
   }
@@ -293,7 +311,7 @@ class Lab {
       await this.#connect();
     }
     this.#asked = "";
-    this.poke("input");
+    this.#askAgain();
   }
 
   /** At once after a pause, then as often as browsers allow. */

@@ -111,7 +111,8 @@ function paintPictures(view) {
   picture(view.reconstruction, painted, shape, map.ink);
   if (lab.input?.length !== painted.length) return;
   picture(view["pose-input"], lab.input, shape, map.ink);
-  picture(view["pose-difference"], difference(painted, lab.input, shape), [1, shape[1], shape[2]], map.difference, -1, 1);
+  const away = difference(painted, lab.input, shape);
+  picture(view["pose-difference"], away, [1, shape[1], shape[2]], map.difference, -1, 1);
   const error = painted.reduce((sum, value, k) => sum + (value - lab.input[k]) ** 2, 0);
   say(view.error, `Σ² ${number(error, 1)}`);
   set(view["pose-difference"], { "data-value": error.toFixed(2) });
@@ -127,7 +128,8 @@ function film(view) {
     }, html("canvas")),
   );
   view.filmTitle = html("span", { class: "small" });
-  const ends = html("div", { class: "film-ends small num" }, html("span", {}, `−${BAND}`), view.filmTitle, html("span", {}, `+${BAND}`));
+  const end = (text) => html("span", {}, text);
+  const ends = html("div", { class: "film-ends small num" }, end(`−${BAND}`), view.filmTitle, end(`+${BAND}`));
   return (view.film = html("div", { class: "film", role: "group", "aria-label": "filmstrip of one dimension" },
     html("div", { class: "cells" }, ...view.cells), ends));
 }
@@ -303,7 +305,8 @@ function buttons(view) {
   view.resetAll = html("button", { type: "button", id: "pose-reset",
     onclick: () => lab.update({ tweak: { [lab.selected()]: undefined } }) }, "Reset all");
   view.name = html("button", { type: "button", onclick: () => rename(view, view.dim) }, "Name it");
-  view.keep = html("input", { type: "checkbox", onchange: (event) => lab.update({ keepLength: event.target.checked }) });
+  view.keep = html("input", { type: "checkbox",
+    onchange: (event) => lab.update({ keepLength: event.target.checked }) });
   return (view.buttons = html("div", { class: "row pose-buttons" }, view.resetOne, view.resetAll, view.name,
     html("label", { class: "small" }, view.keep, " keep length")));
 }
@@ -311,11 +314,13 @@ function buttons(view) {
 function blend(view) {
   const { lab } = view;
   view.keepPose = html("button", { type: "button", id: "pose-keep", onclick: () => keepThis(view) }, "Keep this pose");
-  view.mix = html("input", { type: "range", id: "mix", min: 0, max: 1, step: 0.01, "aria-label": "blend of the kept pose and this one",
+  view.mix = html("input", { type: "range", id: "mix", min: 0, max: 1, step: 0.01,
+    "aria-label": "blend of the kept pose and this one",
     oninput: (event) => { lab.update({ mix: Number(event.target.value) }); paintPictures(view); } });
   view.fromName = html("span", { class: "small num" });
   view.toName = html("span", { class: "small num" });
-  view.drop = html("button", { type: "button", class: "small", "aria-label": "forget the kept pose", onclick: () => lab.update({ from: null }) }, "×");
+  view.drop = html("button", { type: "button", class: "small", "aria-label": "forget the kept pose",
+    onclick: () => lab.update({ from: null }) }, "×");
   view.blending = html("div", { class: "row blending" }, view.fromName, view.mix, view.toName, view.drop);
   return (view.blend = html("div", { class: "blend" }, view.keepPose, view.blending));
 }

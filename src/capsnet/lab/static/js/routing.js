@@ -110,6 +110,8 @@ function paintControls(view) {
   view.step.disabled = t >= last;
   say(view.where, `${t + 1} / ${iterations}`);
   say(view.count, `${iterations} ${iterations === 1 ? "iteration" : "iterations"}`);
+  const { model } = view.lab;
+  if (model?.iterations) set(view.count, { title: `taught with ${model.iterations}${model.leaky ? ", leaky" : ""}` });
   view.less.disabled = iterations <= 1;
   view.more.disabled = iterations >= MOST;
   view.leaky.checked = leaky;
@@ -384,7 +386,7 @@ function paintStory(view) {
   const name = lab.model.classes[focusOf(view)];
   const share = ((100 * at.got[focusOf(view)]) / at.total).toFixed(1);
   const fair = (100 / view.sums.j).toFixed(view.sums.j > 20 ? 1 : 0);
-  const shared = lab.state.routing.leaky ? "the classes and nowhere" : `each class (${fair} %)`;
+  const shared = lab.state.routing.leaky ? "each class, and to none of them" : `each class (${fair} %)`;
   say(view.story, t === 0 ? `Uniform: the same to ${shared}.` : `Agreement, ${t}× added: ${share} % goes to ${name}.`);
 }
 

@@ -12,7 +12,8 @@ const STEPS = [
     text: "Draw one on the canvas, or take a test digit from “Digits”.",
     done: (lab, then) => lab.state.input !== then.input && !lab.empty },
   { panel: "panel-primary", beside: "panel-routing", title: "Look at a part",
-    text: "Point at a primary capsule (or focus the maps and use the arrow keys): its receptive field lights up on the input.",
+    text: "Point at a primary capsule (or focus the maps and use the arrow keys): " +
+      "its receptive field lights up on the input.",
     done: (lab) => Boolean(lab.transient.receptive) },
   { panel: "panel-routing", beside: "panel-classes", title: "Watch the routing",
     text: "Press Play: at first every capsule speaks for every class; step by step those that agree find each other.",
@@ -82,7 +83,8 @@ function go(view, step) {
 
 function finish(view) {
   say(view.title, "That was all of it");
-  say(view.text, "Lay two digits over one another, compare with a CNN, or do the routing by hand. The address bar holds everything: send it.");
+  say(view.text, "Lay two digits over one another, compare with a CNN, or do the routing by hand. " +
+    "The address bar holds everything: send it.");
   say(view.count, "");
   say(view.close, "Done");
   view.skip.hidden = true;
