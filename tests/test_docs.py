@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,8 @@ COMMANDS = [
     for line in block.splitlines()
     if not language and line.startswith("capsnet ")
 ]
-LONG = (["capsnet", "demo"], ["capsnet", "train", "--preset", "paper"], ["capsnet", "bench", "--quick"])
+LAB = ["capsnet", "lab"]
+LONG = (["capsnet", "demo"], ["capsnet", "train", "--preset", "paper"], ["capsnet", "bench", "--quick"], LAB)
 
 
 def start(words: list[str], folder: Path) -> subprocess.Popen[str]:
@@ -81,6 +83,21 @@ def test_a_long_training_of_the_readme_starts_and_stops_cleanly(words: list[str]
         _, error = process.communicate(timeout=120)
     assert process.returncode == 130, error
     assert "--resume" in error
+
+
+def test_the_lab_of_the_readme_opens_a_page_and_ends_quietly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert LAB in COMMANDS
+    monkeypatch.setenv("BROWSER", "true")  # the command that does nothing, instead of a window
+    with start(LAB, tmp_path) as process:
+        assert process.stdout
+        address = re.search(r"http://127\.0\.0\.1:\d+", process.stdout.readline())
+        assert address
+        with urllib.request.urlopen(address[0], timeout=60) as page:
+            assert b"Capsule Lab" in page.read()
+        process.send_signal(signal.SIGINT)
+        _, error = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert "Traceback" not in error
 
 
 def test_the_python_of_the_readme_runs(run: Path, digits: data.Dataset, tmp_path: Path) -> None:

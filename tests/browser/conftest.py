@@ -119,6 +119,7 @@ def page(opened: Opened) -> Page:
 SETTLED = """() => {
   const lab = window.lab;
   if (!lab?.model || !lab.result || !lab.input || lab.status !== 'ok') return false;
+  if (lab.state.input.mode === 'test' && !lab.digit(lab.state.input.index)) return false;
   if (lab.model.has_decoder && !lab.decoder) return false;
   const { header, input } = lab.result;
   const { routing, selected } = lab.state;
@@ -130,8 +131,13 @@ SETTLED = """() => {
 
 
 def settle(page: Page) -> None:
-    """Wait until the answer is there that belongs to what is shown, and it is painted."""
-    page.wait_for_function(SETTLED)
+    """Wait until the answer is there that belongs to what is shown, and it is painted.
+
+    Asked twice, frames between: right after a change the old answer still belongs to the old input.
+    """
+    for _ in range(2):
+        painted(page)
+        page.wait_for_function(SETTLED)
     painted(page)
 
 

@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 from playwright.sync_api import Browser, Page, expect
 
-from capsnet import checkpoint, data
+from capsnet import checkpoint, data, zoo
 from capsnet.lab.digits import in_the_middle
 from capsnet.models import CapsNet
 from capsnet.routing.dynamic import procedure_1
@@ -599,6 +599,11 @@ def test_the_whole_story_is_on_one_screen(opened: Opened, width: int, height: in
 
 
 def test_a_slider_is_painted_within_a_frame(page: Page, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of the paper's network, where that is shipped; wants a machine that is not busy with something else."""
+    name = "paper-mnist" if "paper-mnist" in zoo.names() else NAME
+    page.locator("#model").select_option(name)
+    settle(page)
+    page.evaluate("() => { lab.timings.length = 0; lab.encodings.length = 0; }")
     page.locator("#pose input[data-dim='4']").focus()
     for n in range(60):
         page.keyboard.press("ArrowRight" if n % 20 < 10 else "ArrowLeft")
@@ -614,7 +619,7 @@ def test_a_slider_is_painted_within_a_frame(page: Page, capsys: pytest.CaptureFi
         "encode, median": statistics.median(encode),
     }
     with capsys.disabled():
-        print("\n" + ", ".join(f"{name} {value:.1f} ms" for name, value in figures.items()))
+        print(f"\n{name}: " + ", ".join(f"{name} {value:.1f} ms" for name, value in figures.items()))
     assert figures["slider to paint, median"] < 16
     assert figures["slider to paint, 95 %"] < 50
     assert figures["encode, median"] < 60
