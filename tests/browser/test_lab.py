@@ -607,7 +607,7 @@ def test_a_slider_is_painted_within_a_frame(page: Page, capsys: pytest.CaptureFi
     page.locator("#pose input[data-dim='4']").focus()
     for n in range(60):
         page.keyboard.press("ArrowRight" if n % 20 < 10 else "ArrowLeft")
-    for n in range(30):
+    for n in range(1, 31):
         page.evaluate("(n) => lab.update({ transform: { rotate: n } })", n)
         settle(page)
     slider, encode = (sorted(numbers(page, f"lab.{name}").tolist()) for name in ("timings", "encodings"))
