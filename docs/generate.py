@@ -207,7 +207,7 @@ def model_card(card: dict[str, Any]) -> str:
         "validation error": held_back,
         "test error": error_of(card["test"]),
         "seed": f"{card['seed']}, by {card['chosen_by']}",
-        "predictions that half precision changes": str(weights["predictions_changed_by_halving"]),
+        "weights": f"{weights['precision']} precision, {weights['bytes'] / 1e6:.1f} MB",
         "sha256": f"`{weights['sha256']}`",
     }
     listed = "".join(f"- {weakness}\n" for weakness in card["weaknesses"])

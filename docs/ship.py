@@ -4,8 +4,8 @@
 
 Of the run and the others, which differ in their seed alone, the one with the lowest validation error is shipped (ties,
 and where nothing was held back to validate on: the lowest seed). Its matrices are stored in half precision, once it is
-certain that not one prediction on the validation and test parts changes (or with --accept-changes: the card counts
-those that do). Written are the weights and the card under src/capsnet/weights, and the card again as
+certain that not one prediction on the validation and test parts changes; where one does, --full-precision keeps them
+as they are. Written are the weights and the card under src/capsnet/weights, and the card again as
 results/models/NAME.json, from which the tables are made.
 """
 
@@ -129,10 +129,10 @@ def halve(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.half() if name in small else tensor for name, tensor in tensors.items()}
 
 
-def write_weights(run: Trained, path: Path) -> Model:
-    """The run's model in half precision, and that model as it is read back."""
+def write_weights(run: Trained, path: Path, half: bool) -> Model:
+    """The run's model, in half precision if that is wanted, and that model as it is read back."""
     tensors, record = checkpoint.read_tensors(checkpoint.model_file(run.folder))
-    checkpoint.write_tensors(path, halve(tensors), record)
+    checkpoint.write_tensors(path, halve(tensors) if half else tensors, record)
     if path.stat().st_size > zoo.MOST_BYTES:
         raise UserError(
             f"the weights take {path.stat().st_size:,} bytes, more than the {zoo.MOST_BYTES:,} to be shipped."
@@ -225,7 +225,7 @@ def make_card(name: str, runs: list[Trained], chosen: Trained, model: Model, par
     }
 
 
-def ship(folders: list[Path], name: str, accept_changes: bool = False) -> dict[str, Any]:
+def ship(folders: list[Path], name: str, full: bool = False) -> dict[str, Any]:
     """Choose, halve, check, write; the card comes last, so that a name is never there without its weights."""
     if name not in ABOUT:
         raise unknown("model to ship", name, ABOUT)
@@ -235,19 +235,19 @@ def ship(folders: list[Path], name: str, accept_changes: bool = False) -> dict[s
     print(f"{chosen.folder}: chosen, of {len(runs)}", file=sys.stderr)
     with tempfile.TemporaryDirectory() as scratch:
         file = Path(scratch) / "half.safetensors"
-        model = write_weights(chosen, file)
+        model = write_weights(chosen, file, half=not full)
         before = evaluate(chosen.model, chosen.splits.test)
-        parts = {"test": evaluate(model, chosen.splits.test), "validation": None}
-        if chosen.validation:
-            parts["validation"] = evaluate(model, chosen.splits.validation)
+        parts = {"test": before, "validation": chosen.validation}
+        if not full:
+            parts = {n: evaluate(model, getattr(chosen.splits, n)) if was else None for n, was in parts.items()}
         differ = changed(before, parts["test"]) + changed(chosen.validation, parts["validation"])
-        if differ and not accept_changes:
-            raise UserError(f"half precision changes {differ} predictions of {name}: --accept-changes ships it anyway.")
+        if differ:
+            raise UserError(f"half precision changes {differ} predictions of {name}: --full-precision changes none.")
         card = make_card(name, runs, chosen, model, parts)
         content = file.read_bytes()
     weights = zoo.FOLDER / f"{name}.safetensors"
     checkpoint.write_bytes(weights, content)
-    card["weights"] = {"sha256": zoo.sha256(weights), "bytes": len(content), "predictions_changed_by_halving": differ}
+    card["weights"] = {"sha256": zoo.sha256(weights), "bytes": len(content), "precision": "full" if full else "half"}
     checkpoint.write_json(RESULTS / f"{name}.json", card)
     checkpoint.write_json(zoo.FOLDER / f"{name}.json", card)
     return card
@@ -258,17 +258,17 @@ def main() -> int:
     parser.add_argument("run", type=Path, help="folder of a finished run")
     parser.add_argument("name", help=", ".join(ABOUT))
     parser.add_argument("--others", type=Path, nargs="*", default=[], help="the same training with other seeds")
-    parser.add_argument("--accept-changes", action="store_true", help="ship it even if halving changes a prediction")
+    parser.add_argument("--full-precision", action="store_true", help="do not halve the weights")
     flags = parser.parse_args()
     try:
-        card = ship([flags.run, *flags.others], flags.name, flags.accept_changes)
+        card = ship([flags.run, *flags.others], flags.name, flags.full_precision)
     except UserError as error:
         print(f"ship: {error}", file=sys.stderr)
         return 2
     test, weights = card["test"], card["weights"]
     print(
         f"{card['name']}: seed {card['seed']}, {test['errors']} of {test['n']:,} test images wrong, "
-        f"{weights['bytes']:,} bytes, {weights['predictions_changed_by_halving']} predictions changed"
+        f"{weights['bytes']:,} bytes in {weights['precision']} precision"
     )
     return 0
 
