@@ -314,8 +314,8 @@ def expanded() -> Config:
 @preset
 def expanded_cnn() -> Config:
     """What `expanded` is compared with: convolutions with max-pooling and dropout, 3,908,520 parameters, trained to the
-    same validation error. One seed took 8 epochs and had 0.61 % of the test digits wrong; about a minute an epoch on two
-    cores.
+    same validation error. One seed took 8 epochs and had 0.61 % of the test digits wrong; about a minute an epoch on
+    two cores.
 
     `capsnet train --preset expanded-cnn`, then `capsnet evaluate RUN --data affine-mnist`
     """
