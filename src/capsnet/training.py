@@ -30,7 +30,6 @@ from capsnet.errors import UserError
 from capsnet.evaluation import Evaluation, evaluate
 from capsnet.losses import classification_loss, margin_loss, reconstruction_loss
 from capsnet.models.base import Output
-from capsnet.models.capsnet import CapsNet
 from capsnet.models.registry import Model, build
 from capsnet.pretrained import start_from
 from capsnet.runs import Run, gone_bad, require_finite
@@ -72,10 +71,10 @@ def paint(model: Model, output: Output, batch: Batch) -> tuple[Tensor | None, Te
     Where the digits of an image are known one by one, each is painted from its own pose alone (section 6); the second
     of an image that has only one counts nothing. A CNN paints nothing.
     """
-    if not isinstance(model, CapsNet) or output.poses is None:
+    if output.poses is None:
         return None, batch.images
     if batch.parts is None or batch.digits is None or batch.present is None:
-        return model.reconstruct_set(output.poses, batch.targets), batch.images
+        return model.reconstruct_set(output.poses, batch.targets), batch.images  # type: ignore[operator]
     painted = model.reconstruct(output.poses, batch.digits)
     return None if painted is None else painted * batch.present[:, :, None, None, None], batch.parts
 
