@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 
 import pytest
 import torch
@@ -108,7 +109,10 @@ def test_200_classes_on_96_pixels_train_at_batch_16_inside_8_gb() -> None:
 
 def test_an_interrupted_benchmark_ends_without_a_traceback() -> None:
     command = [sys.executable, "-m", "capsnet.cli", "bench", "--quick"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    listening = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # what a shell starts in the background does not
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=listening
+    ) as process:
         time.sleep(8)  # the sides have started, and one of them computes
         process.send_signal(signal.SIGINT)
         _, error = process.communicate(timeout=30)

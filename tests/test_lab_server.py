@@ -449,7 +449,9 @@ def test_a_mistake_of_ours_is_told_to_the_terminal_and_not_to_the_page(capsys: p
         sent.append(dict(message))
 
     scope = {"type": "http", "method": "GET", "path": "/", "scheme": "http", "headers": [(b"host", b"localhost:8700")]}
-    asyncio.run(Guard(broken, "127.0.0.1", 8700, {}, lambda: None)(scope, nothing, keep))
+    guard = Guard(broken, "127.0.0.1", 8700, {}, lambda: None)
+    with ThreadPoolExecutor(1) as pool:  # this thread may have an event loop already: the browser tests' one
+        pool.submit(lambda: asyncio.run(guard(scope, nothing, keep))).result()
     assert sent[0]["status"] == 500
     assert (b"content-security-policy", CSP.encode()) in sent[0]["headers"]
     assert b"secret" not in sent[1]["body"]

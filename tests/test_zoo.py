@@ -216,12 +216,12 @@ def test_a_model_that_cannot_be_written_is_said_so(
 ) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="could not write"):
-        ship.write_weights(ship.Trained(finished, *[None] * 5), tmp_path / "file" / "x.safetensors")
+        ship.write_weights(ship.Trained(finished, *[None] * 5), tmp_path / "file" / "x.safetensors", half=True)
     with pytest.raises(UserError, match=r"no model to ship 'quick'"):
         ship.ship([finished], "quick")
     monkeypatch.setattr(zoo, "MOST_BYTES", 1000)
     with pytest.raises(UserError, match="more than the 1,000"):
-        ship.write_weights(ship.Trained(finished, *[None] * 5), tmp_path / "x.safetensors")
+        ship.write_weights(ship.Trained(finished, *[None] * 5), tmp_path / "x.safetensors", half=True)
 
 
 def test_halving_leaves_norms_and_what_has_no_room_as_they_are() -> None:
