@@ -274,7 +274,7 @@ function paintRibbons(view) {
   const colours = classColours(view);
   for (const ribbon of sorted(view, flow, at, colours)) drawRibbon(context, ribbon, at);
   context.globalAlpha = 1;
-  drawLeft(context, view, at);
+  drawLeft(context, view, at, height);
   drawRight(context, view, at, colours, width);
   const share = at.got[focusOf(view)] / at.total;
   const name = lab.model.classes[focusOf(view)];
@@ -328,7 +328,7 @@ function drawRibbon(context, { from, to, size, colour, strength }, { left, right
   context.fill();
 }
 
-function drawLeft(context, { lab, sums }, { left, lefts }) {
+function drawLeft(context, { lab, sums }, { left, lefts }, height) {
   const pointed = lab.transient.type ?? null;
   lefts.forEach(({ y, size }, type) => {
     context.fillStyle = pointed === type ? lab.colours.ink : lab.colours.muted;
@@ -339,7 +339,10 @@ function drawLeft(context, { lab, sums }, { left, lefts }) {
   context.textBaseline = "middle";
   context.textAlign = "right";
   const named = pointed === null || !lefts[pointed] ? [0, sums.types - 1] : [pointed];
-  for (const type of named) context.fillText(String(type + 1), left - 5, clamp(lefts[type].y + lefts[type].size / 2, 6, 1e4));
+  for (const type of named) {
+    const middle = lefts[type].y + lefts[type].size / 2;
+    context.fillText(String(type + 1), left - 5, clamp(middle, 6, height - 6)); // its upper and lower half inside, too
+  }
 }
 
 function drawRight(context, { lab }, { right, rights, got, total }, colours, width) {
