@@ -542,6 +542,57 @@ def test_a_card_explains_what_the_pointer_is_on(page: Page) -> None:
     expect(card).to_be_hidden()
 
 
+def test_iterations_and_leaky_routing_change_the_answer_live(page: Page) -> None:
+    for _ in range(2):
+        page.locator("#panel-routing").get_by_label("more iterations").click()
+    page.wait_for_function("() => lab.result.couplings.shape[0] === 5")
+    assert page.locator("#iterations").text_content() == "5 iterations"
+    sums = numbers(page, "lab.result.couplings").reshape(5, -1, 10).sum(-1)
+    np.testing.assert_allclose(sums, 1, atol=1e-5)
+    page.locator("#leaky").check()
+    page.wait_for_function("() => lab.result.header.leaky === true")
+    leaking = numbers(page, "lab.result.couplings").reshape(5, -1, 10).sum(-1)
+    np.testing.assert_allclose(leaking[0], 10 / 11, atol=1e-5)  # the eleventh choice is thrown away
+
+
+def test_a_dimension_gets_a_name_that_the_link_keeps(opened: Opened) -> None:
+    page = opened()
+    page.locator("#pose input[data-dim='2']").focus()
+    page.keyboard.press("F2")
+    page.keyboard.type("thickness")
+    page.keyboard.press("Enter")
+    expect(page.locator("#pose")).to_contain_text("thickness")
+    page.reload()
+    expect(page.locator("#pose")).to_contain_text("thickness")
+
+
+def test_the_length_can_be_kept_and_everything_reset(page: Page) -> None:
+    move_slider(page, "#pose input[data-dim='0']", 0.9)
+    longer = canvas(page, "#reconstruction")
+    page.get_by_label("keep length").check()
+    page.wait_for_timeout(300)
+    assert not np.array_equal(canvas(page, "#reconstruction"), longer)
+    page.locator("#pose-reset").click()
+    page.wait_for_function("() => !lab.state.tweak[lab.selected()]")
+
+
+def test_the_poses_of_two_digits_are_blended(page: Page) -> None:
+    page.locator("#pose-keep").click()
+    kept = canvas(page, "#reconstruction")
+    draw_one(page)
+    drawn = canvas(page, "#reconstruction")
+    assert not np.array_equal(kept, drawn)
+    seen = []
+    for share in (0, 0.5, 1):
+        move_slider(page, "#mix", share)
+        page.wait_for_timeout(100)
+        seen.append(canvas(page, "#reconstruction").astype(int))
+    assert np.abs(seen[0] - kept).max() <= 2  # a kept pose has five decimals
+    assert not np.array_equal(seen[1], seen[0])
+    assert not np.array_equal(seen[1], seen[2])
+    assert np.array_equal(seen[2], drawn)
+
+
 def test_pictures_and_numbers_can_be_taken_home(page: Page, tmp_path: Path) -> None:
     files = {}
     for kind in ("picture", "strip", "gif", "json"):
