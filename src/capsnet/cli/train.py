@@ -203,6 +203,7 @@ def next_steps(folder: Path) -> str:
     capsnet = "capsnet" if shutil.which("capsnet") else os.path.relpath(sys.argv[0])
     steps = {
         f"open {folder}/report.html": "curves, mistakes, reconstructions, tweaks",
+        f"{capsnet} lab {folder}": "draw a digit and watch this network think",
         f"{capsnet} predict {folder} photo.png": "a photo or drawing of a digit",
         f"{capsnet} reconstruct {folder} --what tweaks": "what each number of a pose means",
         f"{capsnet} train --preset paper": "the paper's own network",
