@@ -241,9 +241,11 @@ def seconds_per_image(config: Config, timer: Callable[[], float] = time.perf_cou
     j = config.model.num_classes
     labels = torch.arange(config.batch_size) % j
     batch = Batch(images.to(device), multi_hot(labels, j).to(device), labels.to(device), labels.to(device))
+    optimizer = training.build_optimizer(model, config)
     model.train()
     for _ in range(2):
         began = timer()
         training.compute_loss(model, batch, config).total.backward()
+        optimizer.step()
         seconds = timer() - began
     return seconds / config.batch_size
