@@ -20,6 +20,11 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 BLOCK = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+PRECISIONS = {
+    "half": "half precision",
+    "mixed": "the decoder in half precision, all else in full",
+    "full": "full precision",
+}
 
 
 def read(name: str) -> Any:
@@ -207,7 +212,7 @@ def model_card(card: dict[str, Any]) -> str:
         "validation error": held_back,
         "test error": error_of(card["test"]),
         "seed": f"{card['seed']}, by {card['chosen_by']}",
-        "weights": f"{weights['precision']} precision, {weights['bytes'] / 1e6:.1f} MB",
+        "weights": f"{PRECISIONS[weights['precision']]}, {weights['bytes'] / 1e6:.1f} MB",
         "sha256": f"`{weights['sha256']}`",
     }
     listed = "".join(f"- {weakness}\n" for weakness in card["weaknesses"])

@@ -4,8 +4,8 @@
 
 Of the run and the others, which differ in their seed alone, the one with the lowest validation error is shipped (ties,
 and where nothing was held back to validate on: the lowest seed). Its matrices are stored in half precision, once it is
-certain that not one prediction on the validation and test parts changes; where one does, --full-precision keeps them
-as they are. Written are the weights and the card under src/capsnet/weights, and the card again as
+certain that not one prediction on the validation and test parts changes; where one does, only the decoder's are, from
+which nothing is predicted. Written are the weights and the card under src/capsnet/weights, and the card again as
 results/models/NAME.json, from which the tables are made.
 """
 
@@ -36,6 +36,7 @@ RESULTS = ROOT / "results" / "models"
 MOST_MISTAKES = 2000
 STRESSED = 2000  # test images on which a change is tried
 LARGEST_HALF = 60_000.0  # half precision ends at 65,504
+PRECISIONS = {"half": "", "mixed": "decoder."}  # tried in this order; what is halved, by how its name begins
 
 
 @dataclass(frozen=True)
@@ -123,16 +124,17 @@ def check_alike(runs: list[Trained]) -> None:
         raise UserError("two of these runs have the same seed: name each training once.")
 
 
-def halve(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def halve(tensors: dict[str, Tensor], begin: str = "") -> dict[str, Tensor]:
     """Matrices and kernels in half precision; biases, norms and what would not fit its range as they are."""
-    small = {n: t for n, t in tensors.items() if t.is_floating_point() and t.dim() > 1 and t.abs().max() < LARGEST_HALF}
+    matrices = {n: t for n, t in tensors.items() if n.startswith(begin) and t.is_floating_point() and t.dim() > 1}
+    small = {name for name, tensor in matrices.items() if tensor.abs().max() < LARGEST_HALF}
     return {name: tensor.half() if name in small else tensor for name, tensor in tensors.items()}
 
 
-def write_weights(run: Trained, path: Path, half: bool) -> Model:
-    """The run's model, in half precision if that is wanted, and that model as it is read back."""
+def write_weights(run: Trained, path: Path, precision: str) -> Model:
+    """The run's model in a precision, and that model as it is read back."""
     tensors, record = checkpoint.read_tensors(checkpoint.model_file(run.folder))
-    checkpoint.write_tensors(path, halve(tensors) if half else tensors, record)
+    checkpoint.write_tensors(path, halve(tensors, PRECISIONS[precision]), record)
     if path.stat().st_size > zoo.MOST_BYTES:
         raise UserError(
             f"the weights take {path.stat().st_size:,} bytes, more than the {zoo.MOST_BYTES:,} to be shipped."
@@ -225,7 +227,20 @@ def make_card(name: str, runs: list[Trained], chosen: Trained, model: Model, par
     }
 
 
-def ship(folders: list[Path], name: str, full: bool = False) -> dict[str, Any]:
+def stored(run: Trained, file: Path) -> tuple[str, Model, dict[str, Evaluation | None]]:
+    """The run's weights in the smallest precision in which no prediction changes: which, the model, and its tests."""
+    before = {"test": evaluate(run.model, run.splits.test), "validation": run.validation}
+    for precision in PRECISIONS:
+        model = write_weights(run, file, precision)
+        after = {n: evaluate(model, getattr(run.splits, n)) if was else None for n, was in before.items()}
+        differ = sum(changed(before[n], after[n]) for n in before)
+        if not differ:
+            return precision, model, after
+        print(f"{run.folder}: {precision} precision changes {differ} predictions", file=sys.stderr)
+    raise UserError(f"{run.folder} predicts otherwise once it is stored, whatever the precision: look into that first.")
+
+
+def ship(folders: list[Path], name: str) -> dict[str, Any]:
     """Choose, halve, check, write; the card comes last, so that a name is never there without its weights."""
     if name not in ABOUT:
         raise unknown("model to ship", name, ABOUT)
@@ -234,20 +249,13 @@ def ship(folders: list[Path], name: str, full: bool = False) -> dict[str, Any]:
     chosen = min(runs, key=lambda run: run.rank)
     print(f"{chosen.folder}: chosen, of {len(runs)}", file=sys.stderr)
     with tempfile.TemporaryDirectory() as scratch:
-        file = Path(scratch) / "half.safetensors"
-        model = write_weights(chosen, file, half=not full)
-        before = evaluate(chosen.model, chosen.splits.test)
-        parts = {"test": before, "validation": chosen.validation}
-        if not full:
-            parts = {n: evaluate(model, getattr(chosen.splits, n)) if was else None for n, was in parts.items()}
-        differ = changed(before, parts["test"]) + changed(chosen.validation, parts["validation"])
-        if differ:
-            raise UserError(f"half precision changes {differ} predictions of {name}: --full-precision changes none.")
+        file = Path(scratch) / "weights.safetensors"
+        precision, model, parts = stored(chosen, file)
         card = make_card(name, runs, chosen, model, parts)
         content = file.read_bytes()
     weights = zoo.FOLDER / f"{name}.safetensors"
     checkpoint.write_bytes(weights, content)
-    card["weights"] = {"sha256": zoo.sha256(weights), "bytes": len(content), "precision": "full" if full else "half"}
+    card["weights"] = {"sha256": zoo.sha256(weights), "bytes": len(content), "precision": precision}
     checkpoint.write_json(RESULTS / f"{name}.json", card)
     checkpoint.write_json(zoo.FOLDER / f"{name}.json", card)
     return card
@@ -258,10 +266,9 @@ def main() -> int:
     parser.add_argument("run", type=Path, help="folder of a finished run")
     parser.add_argument("name", help=", ".join(ABOUT))
     parser.add_argument("--others", type=Path, nargs="*", default=[], help="the same training with other seeds")
-    parser.add_argument("--full-precision", action="store_true", help="do not halve the weights")
     flags = parser.parse_args()
     try:
-        card = ship([flags.run, *flags.others], flags.name, flags.full_precision)
+        card = ship([flags.run, *flags.others], flags.name)
     except UserError as error:
         print(f"ship: {error}", file=sys.stderr)
         return 2
