@@ -17,6 +17,7 @@ from PIL import Image
 from capsnet.config import Config, get_preset
 from capsnet.data import Augment
 from capsnet.experiments.networks import (
+    CNN_LR,
     capsule_training,
     cnn_training,
     compact_capsules,
@@ -100,7 +101,7 @@ def digit_rows(n: int, budget: Budget, seed: int) -> list[Row]:
     capsules = scheduled(capsule_training(budget, 1, seed=seed), n, budget)
     if budget == "smoke":
         capsules = tiny(capsules, n, 25)
-    similar = replace(capsules, lr=0.001 if budget == "full" else 0.002, model=compact_cnn(capsules.model))
+    similar = replace(capsules, lr=0.001 if budget == "full" else CNN_LR, model=compact_cnn(capsules.model))
     if budget == "smoke":
         similar = tiny(similar, n, 25)
     configs = {"capsnet": ("CapsNet", capsules), "cnn": ("CNN of similar size", similar)}
