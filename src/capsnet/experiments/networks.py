@@ -34,7 +34,7 @@ def compact_capsules(side: int = 28, channels: int = 1, classes: int = 10) -> Ca
 
 
 def compact_cnn(like: ModelConfig) -> CNNConfig:
-    """A CNN with max-pooling and dropout of about as many parameters, for the same images; batch norm as they have it."""
+    """A CNN with max-pooling and dropout of about as many parameters, for the same images; batch norm if it has it."""
     side = max(like.image_shape[1:])
     pool = (2, 2, 1) if side < 45 else (2, 2, 2)
     norm = isinstance(like, CapsNetConfig) and like.stem_norm

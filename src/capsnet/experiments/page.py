@@ -75,6 +75,11 @@ def pictures(results: Results, place: Place) -> list[Path]:
     return sorted(place.pictures(results.experiment, results.budget).glob("*.png")) if results.current else []
 
 
+def own_pages(results: Results, place: Place) -> list[Path]:
+    """Pages that an experiment wrote beside its pictures."""
+    return sorted(place.pictures(results.experiment, results.budget).glob("*.html")) if results.current else []
+
+
 def caption(experiment: Experiment, picture: Path) -> str:
     """A picture's sentence: under its whole name, or under the part behind its row's name."""
     said = experiment.captions()
@@ -121,9 +126,15 @@ def markdown(found: Sequence[Results], place: Place, root: Path) -> str:
         parts += [grid(table)] if table else []
         parts += [f"\\{note}" if note.startswith("*") else note for note in (table.notes if table else ())]
         shown = chosen(pictures(results, place))
-        parts += [f"![{path.stem}]({path.relative_to(root) if path.is_relative_to(root) else path})" for path in shown]
+        parts += [f"![{path.stem}]({beside(path, root)})" for path in shown]
+        parts += [f"All of it on one page: [{p.name}]({beside(p, root)})" for p in own_pages(results, place)]
         parts += details(results) if table else []
     return "\n\n".join(parts) + "\n"
+
+
+def beside(path: Path, root: Path) -> str:
+    """A path as a page in `root` links to it."""
+    return (path.relative_to(root) if path.is_relative_to(root) else path).as_posix()
 
 
 def details(results: Results) -> list[str]:
