@@ -213,6 +213,7 @@ def test_a_row_that_is_defined_anew_is_run_anew_and_the_old_training_stays(tmp_p
     found = results.find("one-seed0")
     assert found is not None
     assert found["certificate"]["config"]["lr"] == 0.01
+    assert [row["name"] for row in results.rows] == ["one-seed0", "two-seed0"]  # in the table where it was
     assert (tmp_path / "runs" / "short-smoke" / "one-seed0.old-1").exists()
 
 

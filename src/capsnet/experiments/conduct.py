@@ -68,6 +68,7 @@ def conduct(
         record = finish_row(experiment, budget, row, place, watchers)
         results.put(record)
         show.ended(row, record)
+    results.sort([row.name for row in rows])
     draw_records(experiment, results, place)
     return results
 

@@ -9,7 +9,7 @@ the report marks it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -59,6 +59,15 @@ class Results:
     def put(self, record: Mapping[str, Any]) -> None:
         """Add a record, or replace the one of that name, and write the file whole."""
         self.rows = [row for row in self.rows if row["name"] != record["name"]] + [dict(record)]
+        self.write()
+
+    def sort(self, names: Sequence[str]) -> None:
+        """Bring the records into the order of these names; rows that were run anew have come last until now."""
+        place = {name: k for k, name in enumerate(names)}
+        self.rows.sort(key=lambda row: place.get(row["name"], len(place)))
+        self.write()
+
+    def write(self) -> None:
         content = {"experiment": self.experiment, "budget": self.budget, "format": self.format,
                    "capsnet": self.version, "rows": self.rows}  # fmt: skip
         checkpoint.write_json(self.path, content)
