@@ -38,12 +38,16 @@ MAY_IMPORT = {
 ONLY_IMPORTED_BY = {
     "cli": {"__main__"},
     "lab": {"cli"},
-    "experiments": {"cli"},
-    "report": {"cli", "experiments"},
-    "figures": {"cli", "experiments", "report"},
+    "experiments": {"cli", "search"},
+    "search": {"cli"},
+    "report": {"cli", "experiments", "search"},
+    "figures": {"cli", "experiments", "report", "search"},
     "export": {"cli"},
 }
-HEAVY = ["matplotlib", "tensorboard", "fastapi", "PIL", "tyro", "rich", "numba", "onnx", "onnxscript", "onnxruntime"]
+HEAVY = [
+    *("matplotlib", "tensorboard", "fastapi", "PIL", "tyro", "rich", "numba", "optuna"),
+    *("onnx", "onnxscript", "onnxruntime"),
+]
 WITH_EXAMPLES = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py") if ">>> " in path.read_text())
 
 

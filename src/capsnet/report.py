@@ -236,12 +236,16 @@ def architecture(config: ModelConfig, grid: tuple[int, int] | None = None) -> st
     colour = {1: "grey", 3: "RGB"}.get(c, f"{c} channels")
     parts = [f"{h}×{w} {colour}"]
     if not isinstance(config, CapsNetConfig):
+        norm = ", batch norm" if config.norm else ""
         for channels, kernel, pool in zip(config.channels, config.kernels, config.pool, strict=True):
-            parts.append(f"convolution {kernel}×{kernel}, {channels}" + (f", max-pooling {pool}" if pool > 1 else ""))
+            pooled = f", max-pooling {pool}" if pool > 1 else ""
+            parts.append(f"convolution {kernel}×{kernel}, {channels}{norm}{pooled}")
         parts += [f"fully connected {width}" for width in config.hidden]
         return " → ".join([*parts, f"{config.num_classes} outputs"])
+    norm = ", batch norm" if config.stem_norm else ""
     for channels, kernel, stride in zip(config.stem_channels, config.stem_kernels, config.stem_strides, strict=True):
-        parts.append(f"convolution {kernel}×{kernel}, {channels}" + (f", stride {stride}" if stride > 1 else ""))
+        step = f", stride {stride}" if stride > 1 else ""
+        parts.append(f"convolution {kernel}×{kernel}, {channels}{step}{norm}")
     place = f" on {grid[0]}×{grid[1]}" if grid else ""
     parts.append(f"primary capsules: {config.primary_types} types of {config.primary_dim}-D{place}")
     parts += [f"{number} capsules of {dim}-D" for number, dim in config.hidden_caps]

@@ -236,6 +236,28 @@ def enough_memory(config: Config) -> Iterator[None]:
 def train(run: Run, watchers: list[Watcher] | None = None) -> Result:
     """Train a run to its end, evaluate it on the test set once, and write model, metrics and results."""
     watchers = watchers or []
+    with watched(run, watchers):
+        with stop_between_steps() as stop:
+            loop(run, watchers, stop)
+        return finish(run, watchers)
+
+
+def train_and_validate(run: Run, watchers: list[Watcher] | None = None) -> Evaluation:
+    """Train a run to its end and judge it on the validation part; the test set is not looked at and no model kept."""
+    watchers = watchers or []
+    if not len(run.splits.validation):
+        raise UserError(f"judging a training needs validation images, and {run.splits.train.name} has none here.")
+    with watched(run, watchers):
+        with stop_between_steps() as stop:
+            loop(run, watchers, stop)
+        model = run.finished_model().eval()
+        require_finite(run, model.state_dict())
+        return evaluate(model, run.splits.validation)
+
+
+@contextmanager
+def watched(run: Run, watchers: list[Watcher]) -> Iterator[None]:
+    """A run with those who watch it; at the end, whatever it is, they are closed and the folder is free."""
     with ExitStack() as at_the_end, enough_memory(run.config):
         if run.lock:
             at_the_end.callback(run.lock.release)
@@ -243,9 +265,7 @@ def train(run: Run, watchers: list[Watcher] | None = None) -> Result:
             at_the_end.callback(watcher.closed)
         for watcher in watchers:
             watcher.started(run)
-        with stop_between_steps() as stop:
-            loop(run, watchers, stop)
-        return finish(run, watchers)
+        yield
 
 
 def loop(run: Run, watchers: list[Watcher], stop: Callable[[], bool]) -> None:

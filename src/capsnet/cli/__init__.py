@@ -25,6 +25,7 @@ VERBS = {
     "models": ("browse.models", "list trained models, your runs and the presets; or show a model's card"),
     "data": ("browse.data_verb", "list, fetch and verify data sets"),
     "reproduce": ("reproduce.reproduce", "run the paper's experiments, beside the paper's own numbers"),
+    "search": ("search.search", "search for better settings, or ablate them one at a time, on validation images"),
     "bench": ("bench.bench", "measure speed and memory, plain beside fast"),
 }
 

@@ -16,7 +16,7 @@ from capsnet import data
 from capsnet.config import Config, get_preset
 from capsnet.evaluation import evaluate
 from capsnet.experiments.networks import parameters, with_width
-from capsnet.experiments.plan import Budget, Experiment, Record, Row, average, by_method, tiny
+from capsnet.experiments.plan import Budget, Experiment, Record, Row, average, by_method, tiny, with_model
 from capsnet.training import Result
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def config_of(kind: str, budget: Budget, seed: int) -> Config:
         model = paper if kind == "capsnet" else with_width(config.model, parameters(paper))  # type: ignore[arg-type]
         config = replace(config, model=model, epochs=100)
     if kind == "cnn-norm":  # the compact capsule network has it, the paper's networks have not
-        config = replace(config, model=replace(config.model, norm=True))
+        config = with_model(config, norm=True)
     if budget == "hour":
         config = replace(config, epochs=12)
     if budget == "smoke":

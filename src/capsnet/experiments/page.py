@@ -192,13 +192,20 @@ def part_of(place: Place, results: Results, experiment: Experiment, table: Table
     parts += ["<ul>" + "".join(f"<li>{escape(sentence)}</li>" for sentence in said) + "</ul>"] if said else []
     if table:
         parts += [cells(table), *(f'<p class="note">{escape(note)}</p>' for note in table.notes)]
-    for path in pictures(results, place):
+    own = own_pages(results, place)
+    for path in chosen(pictures(results, place)) if own else pictures(results, place):
         parts.append(inlined(path, path.stem.replace("-", " "), caption(experiment, path)))
+    parts += [f'<p>All of it on one page: <a href="{escape(link_up(path))}">{path.name}</a></p>' for path in own]
     if table:
         rows = origins(results.rows)
         made = report.paragraph(certificate(results.rows))
         parts.append(report.folded("What each row was", *([cells(rows)] if rows.rows else []), made))
     return report.section(experiment.title, *parts)
+
+
+def link_up(path: Path) -> str:
+    """A path as docs/results.html links to it, one folder down."""
+    return path.as_posix() if path.is_absolute() else f"../{path.as_posix()}"
 
 
 def cells(table: Table) -> str:

@@ -166,6 +166,12 @@ def average(records: Sequence[Record], name: str) -> float | None:
     return mean_and_std(found)[0] if found else None
 
 
+def too_close(a: Sequence[Record], b: Sequence[Record]) -> str:
+    """Words for two rows that the test set cannot tell apart: the 95 % intervals of their first seeds overlap."""
+    (low, high), (other_low, other_high) = (group[0]["outcome"]["error_percent_interval_95"] for group in (a, b))
+    return "" if high < other_low or other_high < low else "; too close to call, their 95 % intervals overlap"
+
+
 def spread(found: Sequence[float | None], decimals: int = 2) -> str:
     """Numbers of several seeds as one cell: mean ± std.
 

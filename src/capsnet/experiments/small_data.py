@@ -24,7 +24,7 @@ from capsnet.experiments.networks import (
     compact_cnn,
     shortfalls,
 )
-from capsnet.experiments.plan import Budget, Experiment, Record, Row, average, by_method, tiny
+from capsnet.experiments.plan import Budget, Experiment, Record, Row, average, by_method, tiny, too_close
 from capsnet.experiments.results import Place
 
 if TYPE_CHECKING:
@@ -78,18 +78,22 @@ class SmallData(Experiment):
         said = []
         for (data, n), pair in compared(records).items():
             a, b = pair.get("CapsNet"), pair.get("CNN of similar size")
-            if a is not None and b is not None:
-                better = "CapsNet" if a < b else "the CNN" if b < a else "neither"
-                said.append(f"{data}, {n:,} images: CapsNet {a:.2f} %, CNN {b:.2f} %; the lower error has {better}.")
+            if a and b:
+                mine, theirs = average(a, "error_percent") or 0.0, average(b, "error_percent") or 0.0
+                better = "CapsNet" if mine < theirs else "the CNN" if theirs < mine else "neither"
+                said.append(
+                    f"{data}, {n:,} images: CapsNet {mine:.2f} %, CNN {theirs:.2f} %; the lower error has {better}"
+                    f"{too_close(a, b)}."
+                )
         return said
 
 
-def compared(records: Sequence[Record]) -> dict[tuple[str, int], dict[str, float | None]]:
-    """Errors of both networks for each number of images."""
-    found: dict[tuple[str, int], dict[str, float | None]] = {}
+def compared(records: Sequence[Record]) -> dict[tuple[str, int], dict[str, list[Record]]]:
+    """The records of both networks for each number of images."""
+    found: dict[tuple[str, int], dict[str, list[Record]]] = {}
     for group in by_method(records):
         shown, n = group[0]["shown"], group[0]["made"]["training_images"]
-        found.setdefault((shown["data"], n), {})[shown["network"]] = average(group, "error_percent")
+        found.setdefault((shown["data"], n), {})[shown["network"]] = group
     return found
 
 

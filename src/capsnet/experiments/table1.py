@@ -9,7 +9,18 @@ from typing import TYPE_CHECKING
 from capsnet.config import CapsNetConfig, Config
 from capsnet.evaluation import mean_and_std
 from capsnet.experiments.networks import AUTHORS_EPOCHS, capsule_training, cnn_training, parameters, shortfalls
-from capsnet.experiments.plan import Budget, Experiment, Record, Row, average, by_method, tiny, values, with_model
+from capsnet.experiments.plan import (
+    Budget,
+    Experiment,
+    Record,
+    Row,
+    average,
+    by_method,
+    tiny,
+    too_close,
+    values,
+    with_model,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -60,7 +71,8 @@ class Table1(Experiment):
                 a, b = average(one, "error_percent"), average(three, "error_percent")
                 said.append(
                     f"{name}, with reconstruction: {a:.2f} % with one iteration, {b:.2f} % with three "
-                    f"(the paper: {one[0]['paper']['error_percent']:g} and {three[0]['paper']['error_percent']:g} %)."
+                    f"(the paper: {one[0]['paper']['error_percent']:g} and {three[0]['paper']['error_percent']:g} %)"
+                    f"{too_close(one, three)}."
                 )
         return said
 

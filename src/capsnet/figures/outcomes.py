@@ -27,6 +27,7 @@ class Line(NamedTuple):
     y: Sequence[float | None]
     colour: str
     dashed: bool = False
+    dots: bool = False  # points of their own, not joined
 
 
 class Panel(NamedTuple):
@@ -61,9 +62,9 @@ def lines(title: str, note: str, panels: Sequence[Panel], height: float = 230, s
 
 def _curve(axes: Axes, line: Line, label: str) -> None:
     y = [math.nan if value is None else value for value in line.y]
-    dots = "o" if len(y) <= 24 else None
-    axes.plot(line.x, y, color=line.colour, label=label or None, marker=dots, markersize=3.5,
-              linestyle=(0, (4, 2)) if line.dashed else "-")  # fmt: skip
+    marker = "o" if len(y) <= 24 or line.dots else None
+    axes.plot(line.x, y, color=line.colour, label=label or None, marker=marker, markersize=3.5,
+              linestyle="none" if line.dots else (0, (4, 2)) if line.dashed else "-")  # fmt: skip
 
 
 def _finish(axes: Axes, panel: Panel) -> None:

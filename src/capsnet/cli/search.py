@@ -1,0 +1,355 @@
+"""capsnet search: hyper-parameter search on validation images, and ablations."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Annotated, Any
+
+from rich.console import Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+from tyro.conf import arg
+
+from capsnet import training
+from capsnet.cli.flags import MaybeInt, MaybeStr, parse
+from capsnet.cli.reproduce import RowBar, Shown
+from capsnet.cli.train import defaults, take_preset
+from capsnet.config import Config
+from capsnet.data.datasets import DEFAULT_VALIDATION
+from capsnet.errors import UserError
+from capsnet.experiments.plan import Row
+from capsnet.search import ablation
+from capsnet.search.space import read
+from capsnet.terminal import LOG_SECONDS, clock, console, print_table, say
+
+if TYPE_CHECKING:
+    from optuna import Study
+    from optuna.trial import FrozenTrial
+
+    from capsnet.search.study import Budget, Task
+
+Words = Annotated[tuple[str, ...], arg(metavar="FIELD=VALUES…", help_behavior_hint="")]
+Suspects = Annotated[tuple[str, ...], arg(metavar="NAME…", help_behavior_hint="")]
+PARENT = "CAPSNET_SEARCH_PARENT"  # tells a worker which process to end with
+
+
+@dataclass(frozen=True)
+class Search:
+    """Search for better settings by training many networks for a short time, or ablate choices one at a time.
+
+    Everything is judged on validation images; the test set is never looked at. Interrupted or killed at any moment, the
+    same command goes on; the same command on another machine with the same --storage helps. Results go to
+    results/search and results/ablation.
+
+    Examples:
+      capsnet search --space training augmentation --epochs 2 --trials 40 --workers 2
+      capsnet search --space compact lr=0.002..0.02:log --minutes 1 --hours 8 --study minute
+      capsnet search --space model.iterations=1,2,3 stem=small,quick --train-limit 10000
+      capsnet search --report --study minute                what is known so far
+      capsnet search --ablate suspects --preset paper --epochs 2 --train-limit 10000
+    """
+
+    space: Words = ()
+    """What to search: FIELD=A,B,C or FIELD=LOW..HIGH or FIELD=LOW..HIGH:log, or compact, training, augmentation,
+    routing, loss."""
+    study: MaybeStr = None
+    """Its name (default: search; of an ablation, its preset)."""
+    storage: MaybeStr = None
+    """Where trials are kept: a file's name or any Optuna storage URL (default: runs/search/STUDY.db)."""
+    trials: MaybeInt = None
+    """Stop when the study has so many trials (default: 50, or any number with --hours)."""
+    hours: float = 0.0
+    """Begin no trial after so many hours, nor one whose --minutes would end later; 0 for no limit."""
+    minutes: float = 0.0
+    """Training time of each trial: it measures a few of its steps, then takes as many whole epochs as fit, so that its
+    schedule ends in time. 0 trains for --epochs."""
+    workers: int = 1
+    """Trainings at a time; they share the cores."""
+    pruner: str = "median"
+    """End trials early that others have left behind: median (worse than half of them), halving, or none."""
+    grace: int = 60
+    """Seconds after which a silent worker counts as dead, and its trial goes to another."""
+    report: bool = False
+    """Only report on a study that is there."""
+    work: bool = False
+    """Only work, without table and report: what --workers starts."""
+    ablate: Suspects = ()
+    """Instead of a search: train the base, each of these choices, and the authors' ones together. suspects for all."""
+    seeds: int = 3
+    """With --ablate: how often each is trained."""
+    json: bool = False
+    """Print the outcome as JSON."""
+    config: Annotated[Config, arg(name="")] = field(default_factory=Config)
+
+
+def search(argv: list[str]) -> int:
+    name, rest = take_preset(argv)
+    base = defaults(name, rest)
+    base = replace(base, validation=base.validation or DEFAULT_VALIDATION)
+    flags = parse(Search, "search", rest, default=Search(config=base))
+    if flags.ablate:
+        return ablate(flags, argv)
+    need_optuna()
+    return look_back(flags) if flags.report else look(flags, argv)
+
+
+def need_optuna() -> None:
+    try:
+        import optuna  # noqa: F401
+    except ImportError:
+        raise UserError("a search needs Optuna: pip install 'capsnet[search]'.") from None
+
+
+# --- Search ----------------------------------------------------------------------------------------------------
+
+
+def look(flags: Search, argv: list[str]) -> int:
+    """Open the study, work on it or have workers do so, and report."""
+    from capsnet.search.study import Budget, Task, open_study, storage_url, work
+
+    task = Task(read(flags.space, flags.config), flags.config, flags.minutes)
+    budget = Budget(*limits(flags))
+    url = storage_url(flags.storage or "", flags.study or "search")
+    study = open_study(flags.study or "search", url, task, flags.pruner, flags.grace)
+    with interruptible():
+        if flags.work:
+            parent = os.environ.get(PARENT, "")
+            work(study, url, task, budget, flags.grace, lambda: bool(parent) and str(os.getppid()) != parent)
+            return 0
+        watch(study, url, task, budget, flags, argv)
+    return show(study, url, flags.json)
+
+
+def limits(flags: Search) -> tuple[int, float]:
+    """Trials, and the time to stop at."""
+    trials = flags.trials if flags.trials is not None else 10**9 if flags.hours else 50
+    for name, value, least in (("trials", trials, 1), ("workers", flags.workers, 1), ("hours", flags.hours, 0)):
+        if not least <= value < math.inf:
+            raise UserError(f"--{name} should be {least} or more and is {value}.")
+    return trials, time.monotonic() + 3600 * flags.hours if flags.hours else math.inf
+
+
+def watch(study: Study, url: str, task: Task, budget: Budget, flags: Search, argv: list[str]) -> None:
+    """Start the workers and show how far they are until the last has ended."""
+    again = f"go on with: capsnet search {shlex.join(argv)}"
+    with ExitStack() as at_the_end:
+        logs = [at_the_end.enter_context(tempfile.TemporaryFile("w+")) for _ in range(flags.workers)]
+        workers = [started(argv, flags.workers, log) for log in logs]
+        try:
+            follow(study, url, task, budget, workers)
+        except KeyboardInterrupt:
+            say("stopping after the step at hand …")
+            end(workers)
+            say(f"stopped; {again}")
+            raise
+        except BaseException:
+            end(workers)
+            raise
+        if not budget.spent(study.get_trials(deepcopy=False), task.minutes):
+            raise UserError(f"{last_words(workers, logs)} When that is mended, {again}")
+
+
+def started(argv: list[str], workers: int, log: Any) -> subprocess.Popen[bytes]:
+    """A worker with its share of the cores; in a session of its own, so that Ctrl-C reaches it once, through us."""
+    import torch
+
+    threads = str(max(1, torch.get_num_threads() // workers))
+    environment = {**os.environ, "OMP_NUM_THREADS": threads, PARENT: str(os.getpid())}
+    command = [sys.executable, "-m", "capsnet.cli", "search", *argv, "--work"]
+    return subprocess.Popen(
+        command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+    )
+
+
+def end(workers: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Let every worker save its training and put it back; a second Ctrl-C does not wait for that."""
+    for worker in workers:
+        if worker.poll() is None:
+            worker.send_signal(signal.SIGINT)
+    try:
+        for worker in workers:
+            worker.wait()
+    except KeyboardInterrupt:
+        for worker in workers:
+            worker.kill()
+
+
+def last_words(workers: Sequence[subprocess.Popen[bytes]], logs: Sequence[Any]) -> str:
+    """Why the workers ended before their time."""
+    for worker, log in zip(workers, logs, strict=True):
+        log.seek(0)
+        lines = log.read().strip().splitlines()
+        if worker.returncode > 0 and lines:
+            return lines[-1].removeprefix("capsnet: ")
+    return "the workers were killed."
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Ctrl-C, SIGTERM and a terminal that is closed raise KeyboardInterrupt, also where a shell has them ignored."""
+    numbers = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    before = {number: signal.signal(number, signal.default_int_handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+# --- What one sees meanwhile -----------------------------------------------------------------------------------
+
+
+def follow(
+    study: Study, url: str, task: Task, budget: Budget, workers: Sequence[subprocess.Popen[bytes]], every: float = 1.0
+) -> None:
+    """A live table, or a line now and then, until every worker has ended."""
+    from capsnet.search.study import in_storage
+
+    dead: set[int] = set()
+    logged = time.monotonic()
+    with Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else ExitStack() as live:
+        while any(worker.poll() is None for worker in workers):
+            time.sleep(every)
+            for worker in workers:
+                if (worker.poll() or 0) < 0 and worker.pid not in dead:
+                    dead.add(worker.pid)
+                    say(f"a worker was killed (signal {-worker.returncode}); its trial goes back into the queue")
+            with in_storage(url):
+                trials = study.get_trials(deepcopy=False)
+            if isinstance(live, Live):
+                live.update(picture(trials, budget, len(workers)), refresh=True)
+            elif time.monotonic() > logged + LOG_SECONDS:
+                logged = time.monotonic()
+                say(line(trials, budget, len(workers)))
+
+
+def line(trials: Sequence[FrozenTrial], budget: Budget, workers: int) -> str:
+    """How far a search is, in a line."""
+    from capsnet.search.report import best_first, row_of
+    from capsnet.search.study import ended
+
+    rows = [row_of(trial) for trial in ended(trials)]
+    count = {state: sum(row["state"] == state for row in rows) for state in ("complete", "pruned", "fail")}
+    of = f" of {budget.trials}" if budget.trials < 10**9 else ""
+    best = best_first(rows)
+    said = f", best {best[0]['error_percent']:.2f} %" if best else ""
+    left = budget.until - time.monotonic()
+    if rows and budget.trials < 10**9:
+        typical = sum(row["seconds"] or 0 for row in rows) / len(rows)
+        left = min(left, typical * (budget.trials - len(rows)) / workers)
+    rest = f", about {clock(max(0.0, left))} left" if left < math.inf else ""
+    return f"{len(rows)}{of} trials ({count['pruned']} pruned, {count['fail']} failed){said}{rest}"
+
+
+def picture(trials: Sequence[FrozenTrial], budget: Budget, workers: int, most: int = 5) -> Group:
+    """The line, the best trials, and those under way."""
+    from capsnet.search.report import best_first, row_of, short
+
+    best, running = grid("best", "error, %", "training", "values"), grid("under way", "epoch", "left", "values")
+    for row in best_first([row_of(trial) for trial in trials])[:most]:
+        cells = f"{row['number']}", f"{row['error_percent']:.2f}", clock(row["seconds"]), short(row["values"])
+        best.add_row(*map(Text, cells))
+    for trial in trials:
+        if trial.state.name == "RUNNING":
+            now, said = trial.user_attrs.get("now") or {}, trial.user_attrs
+            epoch = f"{now.get('epoch', 0):.1f} of {said.get('epochs', '?')}"
+            left = clock(now["left"]) if now else "…"
+            running.add_row(*map(Text, (f"{trial.number}", epoch, left, short(trial.params))))
+    return Group(Text(line(trials, budget, workers), style="bold"), best, running)
+
+
+def grid(*columns: str) -> Table:
+    made = Table(box=None, header_style="bold", pad_edge=False)
+    for name in columns:
+        made.add_column(name, overflow="ellipsis", no_wrap=True)
+    return made
+
+
+# --- What came out ---------------------------------------------------------------------------------------------
+
+
+def look_back(flags: Search) -> int:
+    from capsnet.search.study import load_study, storage_url
+
+    url = storage_url(flags.storage or "", flags.study or "search")
+    return show(load_study(flags.study or "search", url), url, flags.json)
+
+
+def show(study: Study, url: str, as_json: bool) -> int:
+    """Write the report and print what matters of it."""
+    from capsnet.search import report
+    from capsnet.search.study import in_storage, shown
+
+    with in_storage(url):
+        found = report.summary(study, shown(url))
+    paths = report.write(found)
+    if as_json:
+        print(json.dumps(found))
+        return 0
+    for title, each in report.tables(found).items():
+        print_table(each.columns, each.rows, title=title)
+        print()
+    counts = found["counts"]
+    print(f"{counts['complete']} trials, {counts['pruned']} pruned, {counts['fail']} failed")
+    print(f"train the best:\n  {found['command']}" if found["command"] else "no trial has come to its end yet")
+    print("\n".join(map(str, paths)))
+    return 0
+
+
+# --- Ablation --------------------------------------------------------------------------------------------------
+
+
+def ablate(flags: Search, argv: list[str]) -> int:
+    """Train what is left of an ablation, then show its table."""
+    name = flags.study or flags.config.preset
+    plan = ablation.Plan(name, flags.config, ablation.chosen(flags.ablate), flags.seeds)
+    if plan.idle():
+        say(f"the base has these already: {', '.join(plan.idle())}")
+    try:
+        results = ablation.conduct(plan, ShownAblation())
+    except KeyboardInterrupt:
+        say(f"stopped; go on with: capsnet search {shlex.join(argv)}")
+        return 130
+    told = ablation.outcomes(plan, results.rows)
+    if flags.json:
+        print(json.dumps({"ablation": name, "outcomes": told, "rows": results.rows}))
+        return 0
+    table = ablation.table(told)
+    print_table(table.columns, table.rows, title=f"Against {flags.config.preset}, on validation images")
+    print("\n".join([*table.notes, str(results.path)]))
+    if find_spec("matplotlib"):
+        print(ablation.draw(plan, told))
+    return 0
+
+
+class ShownAblation(Shown):
+    """A line before and after each training, and a bar meanwhile."""
+
+    def __init__(self) -> None:
+        self.number, self.rows, self.expected = 0, 0, None
+
+    def planned(self, rows: Sequence[Row], left: Sequence[Row], seconds: float | None) -> None:
+        self.rows, self.number = len(rows), len(rows) - len(left)
+        say(f"{len(rows)} trainings, {len(left)} of them to do")
+
+    def started(self, row: Row) -> list[training.Watcher]:
+        self.number += 1
+        say(f"training {self.number} of {self.rows}: {row.name}")
+        return [RowBar(row, self)]
+
+    def ended(self, row: Row, record: dict[str, Any]) -> None:
+        error = record["outcome"]["error_percent"]
+        say(f"  {row.name}: validation error {error:.2f} % after {clock(record['seconds'])}")

@@ -1,0 +1,211 @@
+"""What came out of a study: the best trials, what mattered, error against time, and the command that trains the best.
+
+    results/search/NAME.json    everything, each trial with its config and curve
+    results/search/NAME.html    the same to look at
+    results/search/NAME/*.png   its pictures, each also as .svg
+
+Parameter importance is PED-ANOVA's: how far the values of the best tenth of the trials differ from those of all. All
+errors are of validation images, on which the best was chosen: it looks a little better than it is.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import replace
+from html import escape
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import optuna
+from optuna.trial import FrozenTrial, TrialState
+
+from capsnet import checkpoint
+from capsnet.config import Config, from_dict, get_preset
+from capsnet.evaluation import wilson_interval
+from capsnet.experiments.plan import Table
+from capsnet.pretrained import starting_from
+from capsnet.search.space import train_flags
+from capsnet.search.study import ended
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+FOLDER = Path("results/search")
+FEWEST = 4  # finished trials without which importance says nothing
+Row = dict[str, Any]
+
+
+def row_of(trial: FrozenTrial) -> Row:
+    """A trial as JSON types."""
+    said = trial.user_attrs
+    return {
+        "number": trial.number,
+        "state": trial.state.name.lower(),
+        "error_percent": trial.value if trial.state == TrialState.COMPLETE else None,
+        "values": trial.params,
+        **{
+            name: said.get(name) for name in ("seconds", "epochs", "parameters", "errors", "failure", "curve", "config")
+        },
+    }
+
+
+def rows_of(study: optuna.Study) -> list[Row]:
+    """The trials that came to an end."""
+    return [row_of(trial) for trial in ended(study.get_trials(deepcopy=False))]
+
+
+def best_first(rows: Sequence[Row]) -> list[Row]:
+    """The trials trained to their end, the best first; of equals the quicker."""
+    complete = [row for row in rows if row["state"] == "complete"]
+    return sorted(complete, key=lambda row: (row["error_percent"], row["seconds"]))
+
+
+def front(rows: Sequence[Row]) -> list[Row]:
+    """The Pareto front: trials such that no quicker one has as few errors, the quickest first."""
+    kept: list[Row] = []
+    for row in sorted(best_first(rows), key=lambda row: (row["seconds"], row["error_percent"])):
+        if not kept or row["error_percent"] < kept[-1]["error_percent"]:
+            kept.append(row)
+    return kept
+
+
+def importance(study: optuna.Study) -> dict[str, float]:
+    """Each searched field's share, the largest first; empty where there are too few trials."""
+    if len(study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))) < FEWEST:
+        return {}
+    evaluator = optuna.importance.PedAnovaImportanceEvaluator()  # the one that needs no scikit-learn
+    shares = optuna.importance.get_param_importances(study, evaluator=evaluator)
+    return {name: round(share, 4) for name, share in shares.items()}
+
+
+def command(config: Config) -> str:
+    """What trains this config: the preset, and what differs from it."""
+    reference = get_preset(config.preset)
+    if config.init:  # which brings its own network
+        reference = replace(starting_from(reference, config.init), init="")
+    return shlex.join(["capsnet", "train", "--preset", config.preset, *train_flags(config, reference)])
+
+
+def summary(study: optuna.Study, storage: str) -> dict[str, Any]:
+    """All that is known of a study, as JSON types."""
+    rows = rows_of(study)
+    best = best_first(rows)[:1]
+    spent = sum(row["seconds"] or 0 for row in rows)
+    return {
+        "study": study.study_name,
+        "storage": storage,
+        **study.user_attrs["task"],
+        "counts": {state: sum(r["state"] == state for r in rows) for state in ("complete", "pruned", "fail")},
+        "best": best[0]["number"] if best else None,
+        "command": command(from_dict(best[0]["config"])) if best else None,
+        "importance": importance(study),
+        "front": [row["number"] for row in front(rows)],
+        "trials": rows,
+        "certificate": checkpoint.certificate({}, spent, optuna=optuna.__version__),
+    }
+
+
+# --- Tables, pictures, page ------------------------------------------------------------------------------------
+
+
+def short(values: dict[str, Any]) -> str:
+    """The values of a trial in a line."""
+    words = (f"{k}={v:.3g}" if isinstance(v, float) else f"{k}={v}" for k, v in values.items())
+    return ", ".join(word.removeprefix("model.") for word in words)
+
+
+def cells_of(row: Row) -> list[str]:
+    low, high = wilson_interval(*row["errors"])
+    return [
+        str(row["number"]), f"{row['error_percent']:.2f}", f"{100 * low:.2f} to {100 * high:.2f}",
+        f"{row['seconds']:,.0f} s", str(row["epochs"]), f"{row['parameters']:,}", short(row["values"]),
+    ]  # fmt: skip
+
+
+def table(rows: Sequence[Row]) -> Table:
+    columns = ["trial", "validation error, %", "95 % interval", "training", "epochs", "parameters", "values"]
+    return Table(columns, [cells_of(row) for row in rows])
+
+
+def tables(found: dict[str, Any], most: int = 10) -> dict[str, Table]:
+    """What the terminal and the page show, each under its title."""
+    shares = Table(["field", "importance"], [(n, f"{100 * share:.0f} %") for n, share in found["importance"].items()])
+    made = {
+        "The best trials": table(best_first(found["trials"])[:most]),
+        "No quicker trial has as few errors": table(front(found["trials"])),
+        "What matters": shares,
+    }
+    return {title: each for title, each in made.items() if each.rows}
+
+
+def pictures(found: dict[str, Any]) -> dict[str, Figure]:
+    """Importance as bars; error against time with its front, and the best error so far."""
+    from capsnet import figures
+
+    drawn: dict[str, Figure] = {}
+    if found["importance"]:
+        shares = [figures.Bar(name, 100 * share, figures.BLUE) for name, share in found["importance"].items()]
+        note = "How far the values of the best tenth of the trials differ from those of all (PED-ANOVA)"
+        drawn["importance"] = figures.bars("What matters", note, {"": shares}, "%", 0)
+    complete, ahead = best_first(found["trials"]), front(found["trials"])
+    if not complete:
+        return drawn
+    by_number = sorted(complete, key=lambda row: row["number"])
+    so_far = [min(row["error_percent"] for row in by_number[: k + 1]) for k in range(len(by_number))]
+    error, time = "validation error, %", [row["seconds"] for row in complete]
+    light, strong = figures.PALETTE[5], figures.BLUE
+    points = figures.Line("a trial", time, [row["error_percent"] for row in complete], light, dots=True)
+    line = figures.Line("Pareto front", [r["seconds"] for r in ahead], [r["error_percent"] for r in ahead], strong)
+    best = figures.Line("best so far", [row["number"] for row in by_number], so_far, figures.VERMILLION)
+    panels = [
+        figures.Panel("Error against time", "seconds of training", error, [points, line], log_x=True, log_y=True),
+        figures.Panel("How the search went", "trial", error, [best], log_y=True),
+    ]
+    drawn["front"] = figures.lines(f"{found['study']}: {len(complete)} trials", "On validation images", panels)
+    return drawn
+
+
+def html(found: dict[str, Any], drawn: dict[str, Figure]) -> str:
+    """The page, with its pictures inside."""
+    from capsnet import report
+    from capsnet.experiments import page
+
+    title, counts = f"Search {found['study']}", found["counts"]
+    told = (
+        f"{counts['complete']} trials trained to their end, {counts['pruned']} ended early because others were better, "
+        f"{counts['fail']} failed. All errors are of validation images; the test set was not looked at."
+    )
+    parts = [f"<header><h1>{escape(title)}</h1></header>{page.STYLE}{report.paragraph(told)}"]
+    if found["command"]:
+        parts.append(report.section("Train the best", f"<pre>{escape(found['command'])}</pre>"))
+    parts += [report.drawn(figure, name) for name, figure in drawn.items()]
+    parts += [report.section(name, page.cells(each)) for name, each in tables(found).items()]
+    space = report.facts([*found["space"].items(), ("minutes a trial", found["minutes"] or None)])
+    parts.append(report.section("The space", space, report.folded("The other settings", report.facts(flat(found)))))
+    return report.page(title, parts)
+
+
+def flat(found: dict[str, Any]) -> list[tuple[str, Any]]:
+    """The base's settings one by one."""
+    base = found["base"]
+    nested = [(f"{k}.{n}", v) for k in ("model", "loss", "augment") for n, v in base[k].items()]
+    return [(k, v) for k, v in base.items() if not isinstance(v, dict)] + nested
+
+
+def write(found: dict[str, Any], folder: Path = FOLDER) -> list[Path]:
+    """Write the JSON and, where the pictures' library is installed, pictures and page; gives their paths."""
+    name = found["study"]
+    paths = [folder / f"{name}.json"]
+    checkpoint.write_json(paths[0], found)
+    if find_spec("matplotlib") is None:
+        return paths
+    from capsnet.experiments.conduct import save_picture
+
+    drawn = pictures(found)
+    for which, figure in drawn.items():
+        save_picture(figure, folder / name / which)
+        paths.append(folder / name / f"{which}.png")
+    checkpoint.write_bytes(folder / f"{name}.html", html(found, drawn).encode())
+    return [*paths, folder / f"{name}.html"]

@@ -1,0 +1,280 @@
+"""What is searched: fields of the config by their dotted names, each with its choices or its range.
+
+    lr=0.001..0.01:log          between two numbers, by orders of magnitude
+    augment.shift=0..3          whole numbers, because the field holds one
+    model.iterations=1,2,3      choices
+    model.decoder=512-1024,none lists: numbers joined by dashes, pairs by x (20x12-10x8), none for an empty one
+    stem=small,quick,wide       whole convolutional stems, so that channels, kernels and strides fit each other
+
+The names of `SPACES` stand for several of these. Every value is checked against the field's own type and limits.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import typing
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from capsnet import config as settings
+from capsnet.config import CapsNetConfig, Config
+from capsnet.errors import UserError, unknown
+
+if TYPE_CHECKING:
+    from optuna.trial import BaseTrial
+
+STEMS = {  # name → channels, kernels, strides
+    "paper": ((256,), (9,), (1,)),
+    "small": ((32, 64), (5, 3), (2, 1)),
+    "quick": ((32, 64, 64), (5, 3, 3), (2, 1, 1)),
+    "wide": ((64, 128, 128), (5, 3, 3), (2, 1, 1)),
+    "deep": ((32, 64, 64, 64), (5, 3, 3, 3), (2, 1, 1, 1)),
+}
+SPACES = {
+    "compact": (
+        "stem=small,quick,wide,deep", "model.primary_types=8,16,24,32,48", "model.primary_dim=4,8,16",
+        "model.primary_kernel=3,5", "model.class_dim=8,16,24", "model.decoder=256-512,512-1024",
+    ),
+    "training": (
+        "lr=0.001..0.02:log", "schedule=exponential,one-cycle", "warmup=0.05..0.4", "optimizer=adam,adamw",
+        "weight_decay=0.001..0.1:log", "batch_size=64,128,256", "average=0,0.99,0.998",
+    ),
+    "augmentation": (
+        "augment.shift=0..3", "augment.rotate=0..15", "augment.scale=0..0.2", "augment.shear=0..0.3",
+        "augment.elastic=0..1", "augment.erase=0..8",
+    ),
+    "routing": (
+        "model.iterations=1..4", "model.leaky=false,true", "model.routing_bias=false,true", "model.detach=false,true",
+    ),
+    "loss": (
+        "loss.reconstruction=0.00005..0.02:log", "loss.margin_reduction=sum,half-mean", "loss.down_weight=0.25..1",
+        "loss.absent=0.02..0.2",
+    ),
+}  # fmt: skip
+# what a trial is judged on, and what the data decide: the same for all trials
+FIXED = {
+    "preset", "data", "init", "validation", "validation_choice", "seed", "device", "save_every", "stop_at", "patience",
+    "model.image_shape", "model.num_classes", "model.routing",
+}  # fmt: skip
+WORDS = {"true": True, "yes": True, "false": False, "no": False}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One of several values."""
+
+    values: tuple[Any, ...]
+
+    def suggest(self, trial: BaseTrial, name: str) -> Any:
+        words = {written(value): value for value in self.values}  # a storage keeps words, not tuples
+        return words[trial.suggest_categorical(name, list(words))]
+
+    def ends(self) -> tuple[Any, ...]:
+        return self.values
+
+    def __str__(self) -> str:
+        return ",".join(map(written, self.values))
+
+
+@dataclass(frozen=True)
+class Between:
+    """A number between two others, both included; `log` draws by orders of magnitude."""
+
+    low: float
+    high: float
+    log: bool = False
+    integer: bool = False
+
+    def suggest(self, trial: BaseTrial, name: str) -> float:
+        if self.integer:
+            return trial.suggest_int(name, int(self.low), int(self.high), log=self.log)
+        return trial.suggest_float(name, self.low, self.high, log=self.log)
+
+    def ends(self) -> tuple[float, float]:
+        return self.low, self.high
+
+    def __str__(self) -> str:
+        return f"{written(self.low)}..{written(self.high)}{':log' * self.log}"
+
+
+Range = Choice | Between
+Space = Mapping[str, Range]
+
+
+def read(words: Iterable[str], base: Config) -> Space:
+    """The space that words on the command line declare; of a field that comes twice, the later one holds.
+
+    >>> space = read(["routing", "lr=0.001..0.01:log"], Config())
+    >>> list(space)[-1], str(space["lr"]), str(space["model.iterations"])
+    ('lr', '0.001..0.01:log', '1..4')
+    """
+    space: dict[str, Range] = {}
+    for declared in _single(words):
+        name, _, text = declared.partition("=")
+        name = name.strip().replace("-", "_")
+        space[name] = _range(name, text.strip(), _type_of(name, base))
+        for value in space[name].ends():
+            _check(base, name, value)
+    if not space:
+        raise UserError(
+            f"the space is empty: --space takes fields with their values, such as lr=0.001..0.01:log, or names: "
+            f"{', '.join(SPACES)}."
+        )
+    return space
+
+
+def _single(words: Iterable[str]) -> Iterator[str]:
+    """Each declaration by itself; a name stands for all of its own."""
+    for word in words:
+        if "=" in word:
+            yield word
+        elif word in SPACES:
+            yield from SPACES[word]
+        else:
+            raise unknown("space", word, SPACES)
+
+
+def fields(base: Config) -> dict[str, Any]:
+    """The fields that can be searched, by their dotted names, with their types."""
+    hints = dict(typing.get_type_hints(Config))
+    for part in ("model", "loss", "augment"):
+        del hints[part]
+        section = type(getattr(base, part))
+        hints |= {f"{part}.{name}": hint for name, hint in typing.get_type_hints(section).items()}
+    return {name: hint for name, hint in hints.items() if name not in FIXED}
+
+
+def _type_of(name: str, base: Config) -> Any:
+    known = fields(base)
+    if name == "stem" and isinstance(base.model, CapsNetConfig):
+        return typing.Literal[tuple(STEMS)]
+    if name in FIXED:
+        raise UserError(f"{name} is the same for all trials and cannot be searched: give it as a flag of its own.")
+    if name not in known:
+        raise unknown("field to search", name, [*known, "stem"])
+    return known[name]
+
+
+def _range(name: str, text: str, hint: Any) -> Range:
+    if ".." not in text:
+        values = tuple(dict.fromkeys(_value(name, word.strip(), hint) for word in text.split(",")))
+        if len(values) < 2:
+            raise UserError(
+                f"--space {name}={text} leaves nothing to choose: name two values or more, joined by commas."
+            )
+        return Choice(values)
+    if hint not in (int, float):
+        raise UserError(
+            f"--space {name}={text} is a range, and {name} is no number: name its values, joined by commas."
+        )
+    numbers, _, kind = text.partition(":")
+    low, high = (_value(name, word, hint) for word in numbers.split("..", 1))
+    if kind not in ("", "log") or not low < high or (kind == "log" and low <= 0):
+        raise UserError(
+            f"--space {name}={text} is no range: write LOW..HIGH, LOW below HIGH, or LOW..HIGH:log with LOW above 0."
+        )
+    return Between(low, high, kind == "log", hint is int)
+
+
+def _value(name: str, word: str, hint: Any) -> Any:
+    """A value from its word, by the type of its field."""
+    try:
+        value = _parsed(word, hint)
+        if settings._fits(value, hint) and not (isinstance(value, float) and not math.isfinite(value)):
+            return value
+    except (ValueError, KeyError):
+        pass
+    if typing.get_origin(hint) is typing.Literal:
+        raise unknown(f"value of {name}", word, typing.get_args(hint))
+    kind = "list of numbers" if typing.get_origin(hint) is tuple else getattr(hint, "__name__", hint)
+    raise UserError(f"--space {name}: '{word}' is no {kind}.")
+
+
+def _parsed(word: str, hint: Any) -> Any:
+    if hint is bool:
+        return WORDS[word.lower()]
+    if hint in (int, float):
+        return hint(word)
+    if typing.get_origin(hint) is tuple:
+        inner = typing.get_args(hint)[0]
+        parts = [] if word == "none" else word.split("-" if typing.get_args(hint)[-1] is Ellipsis else "x")
+        return tuple(_parsed(part, inner) for part in parts)
+    return word
+
+
+def written(value: Any) -> str:
+    """A value as it is typed in a space.
+
+    >>> written((32, 64)), written(((20, 12), (10, 8))), written(()), written(True), written(0.00005)
+    ('32-64', '20x12-10x8', 'none', 'true', '0.00005')
+    """
+    if isinstance(value, tuple):
+        nested = [written(v) if not isinstance(v, tuple) else "x".join(map(written, v)) for v in value]
+        return "-".join(nested) or "none"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:.12f}".rstrip("0").rstrip(".") if isinstance(value, float) and 1e-9 < abs(value) < 1 else str(value)
+
+
+def _check(base: Config, name: str, value: Any) -> None:
+    """Refuse what the config itself would refuse, and a stem whose three lists would not fit each other."""
+    changed = with_values(base, {name: value})
+    if name in ("model.stem_channels", "model.stem_kernels", "model.stem_strides"):
+        model = typing.cast(CapsNetConfig, changed.model)
+        if not len(model.stem_channels) == len(model.stem_kernels) == len(model.stem_strides):
+            raise UserError(
+                f"--space {name}: {written(value)} does not fit the stem's other lists; search whole stems instead: "
+                f"stem={','.join(STEMS)}."
+            )
+
+
+def with_values(base: Config, values: Mapping[str, Any]) -> Config:
+    """The config with fields changed, by their dotted names; `stem` changes the three lists of the stem."""
+    sections: dict[str, dict[str, Any]] = {"": {}, "model": {}, "loss": {}, "augment": {}}
+    for name, value in values.items():
+        section, _, field = name.rpartition(".")
+        if name == "stem":
+            lists = ("stem_channels", "stem_kernels", "stem_strides")
+            sections["model"] |= dict(zip(lists, STEMS[value], strict=True))
+        else:
+            sections[section][field] = value
+    top = sections.pop("")
+    return replace(base, **top, **{part: replace(getattr(base, part), **new) for part, new in sections.items()})
+
+
+def suggest(trial: BaseTrial, space: Space, base: Config) -> Config:
+    """The config of a trial."""
+    return with_values(base, {name: choices.suggest(trial, name) for name, choices in space.items()})
+
+
+def record(space: Space) -> dict[str, str]:
+    """A space as words, which `read` takes again."""
+    return {name: str(choices) for name, choices in space.items()}
+
+
+def train_flags(config: Config, base: Config) -> list[str]:
+    """The flags of `capsnet train` that lead from one config to another; what the data decide is left out.
+
+    >>> train_flags(Config(lr=0.01, model=CapsNetConfig(leaky=True, decoder=())), Config())
+    ['--lr', '0.01', '--model.leaky', '--model.decoder']
+    """
+    flags: list[str] = []
+    for part in ("", "model", "loss", "augment"):
+        new, old = (getattr(c, part) if part else c for c in (config, base))
+        for field in dataclasses.fields(new):
+            name = f"{part}.{field.name}" if part else field.name
+            value = getattr(new, field.name)
+            known = name not in ("preset", "model.image_shape", "model.num_classes")
+            if known and not dataclasses.is_dataclass(value) and value != getattr(old, field.name):
+                flags += _flag(part, field.name, value)
+    return flags
+
+
+def _flag(part: str, name: str, value: Any) -> list[str]:
+    name, before = name.replace("_", "-"), f"--{part}." if part else "--"
+    if isinstance(value, bool):
+        return [f"{before}{'' if value else 'no-'}{name}"]
+    words = [str(n) for n in settings._numbers(value)] if isinstance(value, tuple) else [str(value)]
+    return [f"{before}{name}", *words]

@@ -1,0 +1,393 @@
+"""A study: trials of one space in one storage, done by any number of workers at once.
+
+A trial is a training on the training images without the validation part, judged on that part at its end; the test
+set is never looked at. Trials of different lengths are compared at equal shares of their training (its tenths), for
+schedules stretch with it. With a time for each trial, a trial first measures a few of its own steps and then takes as
+many whole epochs as fit, so that its schedule ends inside the time; where not even one fits, it takes one epoch over
+as many images as do.
+
+A worker shows that it is alive by a heartbeat in the storage. The trial of one that was killed is put back into the
+queue by the others and goes on from its last checkpoint, where that lies on the same disk.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna.exceptions import ExperimentalWarning, OptunaError, StorageInternalError
+from optuna.storages import RDBStorage, RetryHeartbeatStaleTrialCallback
+from optuna.trial import FrozenTrial, Trial, TrialState
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+
+from capsnet import runs, training
+from capsnet.config import Config, to_dict
+from capsnet.errors import UserError, unknown
+from capsnet.search.space import Between, Space, record, suggest, with_values, written
+from capsnet.training import Run, Watcher
+
+PRUNERS = {
+    "median": lambda: optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=2),
+    "halving": lambda: optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=3),
+    "none": optuna.pruners.NopPruner,
+}
+FOLDER = Path("runs/search")
+LOCKED = 30.0  # seconds to wait while another worker writes to SQLite
+WAIT = 1.0  # seconds between two looks at a storage where all trials have begun
+TELL = 5.0  # seconds between two words about a training under way
+HOPELESS = 5  # trials that failed, and none that did not
+RETRIES = 5  # of a trial whose worker was killed: it may have been its own fault
+FAILURES = (UserError, RuntimeError, MemoryError, ArithmeticError)  # of a trial, while the search goes on
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a study is about: the same for every worker on it."""
+
+    space: Space
+    base: Config
+    minutes: float = 0.0
+    """Training time of each trial; 0 leaves the epochs as they are."""
+
+    def __post_init__(self) -> None:
+        if not self.base.validation:
+            raise UserError("a search is judged on validation images: set --validation above 0.")
+        if not 0 <= self.minutes < 1e6:
+            raise UserError(f"--minutes is the training time of a trial and not {self.minutes}.")
+        if self.minutes and "epochs" in self.space:
+            raise UserError("with --minutes the epochs follow from the time: leave epochs out of the space.")
+
+    def record(self) -> dict[str, Any]:
+        """As it stands in the study; where and how often a worker writes is its own affair."""
+        base = {k: v for k, v in to_dict(self.base).items() if k not in ("device", "save_every")}
+        whole = {"space": record(self.space), "base": base, "minutes": self.minutes, "judge": "validation error, %"}
+        return json.loads(json.dumps(whole))
+
+
+@dataclass(frozen=True)
+class Budget:
+    """When to stop: after so many trials in the study, or at a time on the monotonic clock."""
+
+    trials: int
+    until: float = float("inf")
+
+    def spent(self, trials: Sequence[FrozenTrial], minutes: float) -> bool:
+        """Whether all is done, or a trial of so many minutes would end too late."""
+        return len(ended(trials)) >= self.trials or time.monotonic() + 60 * minutes >= self.until
+
+    def all_begun(self, trials: Sequence[FrozenTrial]) -> bool:
+        running = sum(trial.state == TrialState.RUNNING for trial in trials)
+        return len(ended(trials)) + running >= self.trials
+
+
+def ended(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
+    """The trials that came to an end; one that was put back into the queue has not."""
+    again = {number for trial in trials for number in trial.system_attrs.get("retry_history", ())}
+    return [trial for trial in trials if trial.state.is_finished() and trial.number not in again]
+
+
+# --- Storage ---------------------------------------------------------------------------------------------------
+
+
+def storage_url(storage: str, name: str) -> str:
+    """An Optuna storage URL; a file's name means SQLite, and nothing at all runs/search/NAME.db."""
+    if not re.fullmatch(r"[\w.-]+", name):
+        raise UserError(f"a study's name has letters, digits, dots and dashes, and '{name}' has not: change --study.")
+    if storage in ("sqlite://", "sqlite:///:memory:", ":memory:"):
+        raise UserError("workers cannot share a storage in memory: give --storage a file's name.")
+    if "://" in storage:
+        return storage
+    return f"sqlite:///{storage or FOLDER / f'{name}.db'}"
+
+
+def shown(url: str) -> str:
+    """A URL without its password."""
+    try:
+        return make_url(url).render_as_string(hide_password=True)
+    except ArgumentError:
+        return "given"
+
+
+@contextmanager
+def in_storage(url: str) -> Iterator[None]:
+    """What goes wrong with a storage, in one sentence; Optuna's remarks on its own experiments are not shown."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ExperimentalWarning)
+            yield
+    except (SQLAlchemyError, OptunaError) as error:
+        reason = (str(error.__cause__ or error).strip() or type(error).__name__).splitlines()[0]
+        if "database is locked" in reason:
+            raise UserError(
+                f"the storage {shown(url)} is locked by another program: end that one, or choose another --storage."
+            ) from None
+        raise UserError(
+            f"the storage {shown(url)} cannot be used ({reason}): --storage takes a file's name or an Optuna storage "
+            f"URL such as sqlite:///search.db or postgresql://user@host/search."
+        ) from None
+
+
+def connect(url: str, grace: int = 60) -> RDBStorage:
+    """The storage, with heartbeats: a worker silent for `grace` seconds counts as dead."""
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    is_file = url.startswith("sqlite:///")
+    if is_file:
+        Path(url.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
+    try:
+        return RDBStorage(
+            url, {"connect_args": {"timeout": LOCKED}} if is_file else {},
+            heartbeat_interval=max(1, grace // 3), grace_period=grace,
+            heartbeat_stale_trial_callback=RetryHeartbeatStaleTrialCallback(max_retry=RETRIES),
+        )  # fmt: skip
+    except (ImportError, RuntimeError) as error:  # no driver for that kind, or tables of another version
+        raise StorageInternalError from error
+
+
+def open_study(name: str, url: str, task: Task, pruner: str = "median", grace: int = 60) -> optuna.Study:
+    """The study of that name, created or gone on with; one of another space, base or time is refused."""
+    if pruner not in PRUNERS:
+        raise unknown("pruner", pruner, PRUNERS)
+    if grace < 1:
+        raise UserError(f"--grace is a number of seconds, 1 or more, and not {grace}.")
+    with in_storage(url):
+        study = optuna.create_study(
+            storage=connect(url, grace), study_name=name, load_if_exists=True,
+            sampler=optuna.samplers.TPESampler(constant_liar=True), pruner=PRUNERS[pruner](),
+        )  # fmt: skip
+        found = study.user_attrs.get("task")
+        if found is None and not study.get_trials(deepcopy=False):
+            study.set_user_attr("task", task.record())
+            study.enqueue_trial(own_values(task))  # what is known already comes first
+        elif found != task.record():
+            raise another(name, url, found, task.record())
+    return study
+
+
+def load_study(name: str, url: str) -> optuna.Study:
+    """A study that is there already, to be reported on."""
+    file = Path(url.removeprefix("sqlite:///"))
+    if url.startswith("sqlite:///") and not file.exists():
+        raise UserError(f"there is no study in {file}: name one with --study, or begin it with --space.")
+    with in_storage(url):
+        storage = connect(url)
+        names = optuna.get_all_study_names(storage)
+        if name not in names:
+            raise unknown("study", name, names)
+        study = optuna.load_study(study_name=name, storage=storage)
+    if "task" not in study.user_attrs:
+        raise another(name, url, None, {})
+    return study
+
+
+def another(name: str, url: str, found: Any, wanted: dict[str, Any]) -> UserError:
+    """The error for a study that is not this one, with the first difference."""
+    if not isinstance(found, dict):
+        said = "was not made by capsnet search"
+    else:
+        part = next((part for part in wanted if found.get(part) != wanted[part]), "format")
+        what = {"space": "of another space", "base": "of other settings", "minutes": "of another time a trial"}
+        said = f"is {what.get(part, f'of another {part}')}{difference(found.get(part), wanted.get(part))}"
+    return UserError(f"the study '{name}' in {shown(url)} {said}: choose another name with --study.")
+
+
+def difference(found: Any, wanted: Any) -> str:
+    """The first field in which two records differ, in brackets."""
+    if not (isinstance(found, dict) and isinstance(wanted, dict)):
+        return f" ({found} there, {wanted} here)"
+    name = next((n for n in [*wanted, *found] if found.get(n) != wanted.get(n)), None)
+    if name is None:
+        return ""
+    if isinstance(found.get(name), dict):
+        return difference(found[name], wanted.get(name))
+    return f" ({name} is {found.get(name, 'not in it')} there and {wanted.get(name, 'not in it')} here)"
+
+
+def own_values(task: Task) -> dict[str, Any]:
+    """The base's own values, as far as they lie in the space: the first trial."""
+    values: dict[str, Any] = {}
+    for name, choices in task.space.items():
+        for value in choices.ends():
+            if not isinstance(choices, Between) and with_values(task.base, {name: value}) == task.base:
+                values[name] = written(value)
+        if isinstance(choices, Between):
+            section, _, field = name.rpartition(".")
+            value = getattr(getattr(task.base, section) if section else task.base, field)
+            if choices.low <= value <= choices.high:
+                values[name] = value
+    return values
+
+
+# --- Working ---------------------------------------------------------------------------------------------------
+
+
+def work(
+    study: optuna.Study,
+    url: str,
+    task: Task,
+    budget: Budget,
+    grace: int = 60,
+    stop: Callable[[], bool] = lambda: False,
+) -> None:
+    """Do trials until the budget is spent; at the end wait for those of others, for one of them may be killed."""
+    objective = Objective(task, FOLDER / study.study_name)
+    while not stop():
+        with in_storage(url):
+            revive(study, grace)
+            trials = study.get_trials(deepcopy=False)
+            if budget.spent(trials, task.minutes):
+                return
+            if budget.all_begun(trials):
+                time.sleep(WAIT)
+                continue
+            try:
+                study.optimize(objective, n_trials=1, catch=FAILURES)
+            except ValueError as error:
+                if "Cannot tell" not in str(error):  # others took us for dead and have done the trial
+                    raise
+            refuse_the_hopeless(study)
+
+
+def revive(study: optuna.Study, grace: int) -> None:
+    """Put the trials of dead workers back into the queue."""
+    optuna.storages.fail_stale_trials(study)
+    for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+        began = trial.datetime_start
+        if "folder" not in trial.user_attrs and began and datetime.now() - began > timedelta(seconds=2 * grace):
+            study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)  # killed before its first heartbeat
+
+
+def refuse_the_hopeless(study: optuna.Study) -> None:
+    """Stop where every trial fails: the reason is none of a single trial's."""
+    trials = ended(study.get_trials(deepcopy=False))
+    if len(trials) >= HOPELESS and all(trial.state == TrialState.FAIL for trial in trials):
+        reason = trials[-1].user_attrs.get("failure", "its worker was killed.")
+        raise UserError(f"all {len(trials)} trials failed. The last one: {reason}")
+
+
+class Objective:
+    """A trial: train, report, judge."""
+
+    def __init__(self, task: Task, folder: Path) -> None:
+        self.task, self.folder = task, folder
+
+    def __call__(self, trial: Trial) -> float:
+        config = suggest(trial, self.task.space, self.task.base)
+        folder = self.place(trial)
+        trial.set_user_attr("worker", os.getpid())
+        try:
+            error = self.train(trial, config, folder)
+        except KeyboardInterrupt:
+            put_back(trial)
+            raise
+        except FAILURES as failure:
+            trial.set_user_attr("failure", str(failure) or type(failure).__name__)
+            if not isinstance(failure, runs.Taken):
+                shutil.rmtree(folder, ignore_errors=True)
+            raise
+        except optuna.TrialPruned:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        shutil.rmtree(folder, ignore_errors=True)
+        return error
+
+    def place(self, trial: Trial) -> Path:
+        """The trial's folder, which a second attempt finds again; no other trial of any study has the same."""
+        if "folder" not in trial.user_attrs:
+            told = json.dumps([self.task.record(), trial.params], sort_keys=True)
+            name = f"trial-{trial.number}-{hashlib.sha256(told.encode()).hexdigest()[:12]}"
+            trial.set_user_attr("folder", name)
+        return self.folder / trial.user_attrs["folder"]
+
+    def train(self, trial: Trial, config: Config, folder: Path) -> float:
+        going_on = runs.can_go_on(folder)
+        run = training.resume(folder) if going_on else training.start(paced(config, self.task.minutes), folder)
+        trial.set_user_attr("config", to_dict(run.config))
+        trial.set_user_attr("epochs", run.config.epochs)
+        trial.set_user_attr("parameters", sum(p.numel() for p in run.model.parameters()))
+        reporter = Reporter(trial)
+        outcome = training.train_and_validate(run, [reporter])
+        reporter.sum_up(run)
+        trial.set_user_attr("errors", [outcome.errors, outcome.n])
+        return outcome.error_percent
+
+
+def put_back(trial: Trial) -> None:
+    """Queue a trial that was interrupted, to go on where it was."""
+    frozen = trial.study.get_trials(deepcopy=False)[trial.number]
+    RetryHeartbeatStaleTrialCallback()(trial.study, frozen)
+
+
+def paced(config: Config, minutes: float) -> Config:
+    """The config with as many epochs as fit into the time; where not one does, with fewer images."""
+    if not minutes:
+        return config
+    run = training.prepare(config, Path())
+    epochs = 60 * minutes / seconds_an_epoch(run)
+    if epochs >= 1:
+        return replace(config, epochs=int(epochs))
+    fitting = max(config.batch_size, int(epochs * len(run.splits.train)))
+    return replace(config, epochs=1, train_limit=fitting)
+
+
+def seconds_an_epoch(run: Run) -> float:
+    """By a few steps, after two that do not count; an image that is only judged costs a third of one learnt from."""
+    for _ in range(2):
+        training.train_step(run)
+    began, first = time.monotonic(), run.step
+    while run.step < first + 3 or (run.step < first + 20 and time.monotonic() < began + 2):
+        training.train_step(run)
+    step = (time.monotonic() - began) / (run.step - first)
+    return step * (len(run.batches) + len(run.splits.validation) / 3 / run.config.batch_size)
+
+
+class Reporter(Watcher):
+    """Tells the study how a training goes, and ends one that others have left behind."""
+
+    def __init__(self, trial: Trial) -> None:
+        self.trial = trial
+        self.curve: list[list[float]] = []
+        self.tenth, self.told = 0, 0.0
+
+    def started(self, run: Run) -> None:
+        for past in runs.read_metrics(run.folder):
+            if past["kind"] == "epoch":
+                self.note(run, past)
+
+    def stepped(self, run: Run, record: dict[str, Any]) -> None:
+        if time.monotonic() > self.told + TELL:
+            self.told = time.monotonic()
+            left = run.seconds / run.step * (run.steps - run.step)
+            self.trial.set_user_attr("now", {"epoch": record["epoch"], "left": round(left, 1)})
+
+    def epoch_ended(self, run: Run, record: dict[str, Any]) -> None:
+        if self.note(run, record) and self.tenth < 10 and self.trial.should_prune():
+            self.sum_up(run)
+            raise optuna.TrialPruned
+
+    def note(self, run: Run, record: dict[str, Any]) -> bool:
+        """An epoch's error; the first of a new tenth of the training is reported, for a storage is slow to write to."""
+        error = record["validation_error_percent"]
+        self.curve.append([record["epoch"], record["seconds"], error])
+        tenth = 10 * record["epoch"] // run.config.epochs
+        if tenth == self.tenth:
+            return False
+        self.tenth = tenth
+        self.trial.report(error, tenth)
+        return True
+
+    def sum_up(self, run: Run) -> None:
+        self.trial.set_user_attr("curve", self.curve)
+        self.trial.set_user_attr("seconds", round(run.seconds, 2))

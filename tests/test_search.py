@@ -1,0 +1,506 @@
+"""Hyper-parameter search: spaces are checked, workers share a study and survive each other, reports hold together."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shlex
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+import torch
+from optuna.trial import TrialState
+from rich.console import Console
+
+from capsnet import training
+from capsnet.cli import main
+from capsnet.cli.flags import parse
+from capsnet.cli.search import line, picture
+from capsnet.cli.train import Train, take_preset
+from capsnet.config import CapsNetConfig, CNNConfig, Config, get_preset
+from capsnet.errors import UserError
+from capsnet.experiments.conduct import Show
+from capsnet.experiments.plan import Row
+from capsnet.search import ablation, report, study
+from capsnet.search.ablation import Plan
+from capsnet.search.space import SPACES, Between, Choice, read, record, suggest, train_flags, with_values
+from capsnet.search.study import Budget, Task, ended, open_study, paced, storage_url, work
+
+TINY = Config(
+    train_limit=128, validation=100, batch_size=32, epochs=2, lr=0.003,
+    model=CapsNetConfig(
+        stem_channels=(8,), stem_kernels=(9,), stem_strides=(2,), primary_types=4, primary_kernel=5, class_dim=8,
+        decoder=(16,),
+    ),
+)  # fmt: skip
+FLAGS = shlex.split(
+    "--train-limit 128 --validation 100 --batch-size 32 --epochs 2 --lr 0.003 --model.stem-channels 8 "
+    "--model.stem-kernels 9 --model.stem-strides 2 --model.primary-types 4 --model.primary-kernel 5 "
+    "--model.class-dim 8 --model.decoder 16"
+)
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def task(*words: str, **changes: Any) -> Task:
+    base = replace(TINY, **changes)
+    return Task(read(words or ["lr=0.001..0.01:log", "model.iterations=1,2"], base), base)
+
+
+def opened(what: Task, name: str = "s", pruner: str = "none") -> optuna.Study:
+    return open_study(name, storage_url("", name), what, pruner)
+
+
+def searched(what: Task, trials: int, name: str = "s", pruner: str = "none") -> optuna.Study:
+    made = opened(what, name, pruner)
+    work(made, storage_url("", name), what, Budget(trials))
+    return made
+
+
+# --- Spaces ----------------------------------------------------------------------------------------------------
+
+
+def test_a_space_says_what_it_was_told() -> None:
+    words = [
+        "lr=0.001..0.01:log",
+        "augment.shift=0..3",
+        "model.decoder=512-1024,none",
+        "model.hidden-caps=none,20x12-10x8",
+    ]
+    space = read(words, Config())
+    assert space["lr"] == Between(0.001, 0.01, log=True)
+    assert space["augment.shift"] == Between(0, 3, integer=True)
+    assert space["model.decoder"] == Choice(((512, 1024), ()))
+    assert space["model.hidden_caps"] == Choice(((), ((20, 12), (10, 8))))
+    again = read([f"{name}={text}" for name, text in record(space).items()], Config())
+    assert again == space
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_every_named_space_makes_networks_that_can_be_built(name: str) -> None:
+    base = get_preset("quick")
+    space = read([name], base)
+    sampled = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=1))
+    made = {suggest(sampled.ask(), space, base) for _ in range(20)}
+    assert len(made) > 5
+    for config in made:
+        training.build(config.model, device=torch.device("meta"))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "the space is empty"),
+        (["lrr=0.1,0.2"], "did you mean 'lr'"),
+        (["modle.iterations=1,2"], "did you mean 'model.iterations'"),
+        (["compct"], "did you mean 'compact'"),
+        (["lr=0.1"], "nothing to choose"),
+        (["lr=0.1..0.01"], "is no range"),
+        (["lr=0..0.1:log"], "is no range"),
+        (["lr=0.1..x"], "'x' is no float"),
+        (["lr=nan,1"], "'nan' is no float"),
+        (["model.iterations=0,1"], "iterations=0 is too small"),
+        (["augment.scale=0..2"], "should be below 1"),
+        (["schedule=one-cycle,two-cycle"], "did you mean 'one-cycle'"),
+        (["schedule=0..1"], "is no number"),
+        (["model.leaky=true,perhaps"], "'perhaps' is no bool"),
+        (["stem=small,big"], "there is no value of stem 'big'"),
+        (["model.stem_channels=8-16,16"], "search whole stems"),
+        (["validation=100,200"], "cannot be searched"),
+    ],
+)
+def test_a_space_that_makes_no_sense_is_refused_in_a_line(words: list[str], said: str) -> None:
+    with pytest.raises(UserError, match=said.replace("(", r"\(")) as caught:
+        read(words, TINY)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_network_without_routing_has_no_routing_to_search() -> None:
+    with pytest.raises(UserError, match=r"no field to search 'model\.iterations'"):
+        read(["model.iterations=1,2"], Config(model=CNNConfig()))
+
+
+def test_a_whole_stem_changes_its_three_lists_together() -> None:
+    model = with_values(TINY, {"stem": "wide"}).model
+    assert isinstance(model, CapsNetConfig)
+    assert len(model.stem_channels) == len(model.stem_kernels) == len(model.stem_strides) == 3
+
+
+@pytest.mark.parametrize("name", ["quick", "paper", "expanded-cnn"])
+def test_the_command_leads_back_to_the_very_same_config(name: str) -> None:
+    config = replace(get_preset(name), lr=0.0123, augment=replace(get_preset(name).augment, rotate=7.5), average=0.99)
+    if isinstance(config.model, CapsNetConfig):
+        norm = not config.model.stem_norm
+        config = replace(config, model=replace(config.model, stem_norm=norm, decoder=(), hidden_caps=((20, 12),)))
+    words = shlex.split(report.command(config))
+    assert words[:2] == ["capsnet", "train"]
+    preset, rest = take_preset(words[2:])
+    assert parse(Train, "train", rest, default=Train(config=get_preset(preset))).config == config
+
+
+def test_settings_that_are_the_presets_own_need_no_flag() -> None:
+    assert report.command(get_preset("paper")) == "capsnet train --preset paper"
+
+
+# --- Trials ----------------------------------------------------------------------------------------------------
+
+
+def test_a_search_ends_after_its_trials_and_never_looks_at_the_test_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_at = []
+    evaluate = training.evaluate
+    monkeypatch.setattr(
+        training, "evaluate", lambda model, part, **k: looked_at.append(len(part)) or evaluate(model, part, **k)
+    )
+    made = searched(task(), 3)
+    assert [trial.state for trial in made.trials] == [TrialState.COMPLETE] * 3
+    assert set(looked_at) == {100}  # the validation part; the test set has 10,000
+    for trial in made.trials:
+        said = trial.user_attrs
+        assert trial.value == pytest.approx(said["curve"][-1][2])
+        assert said["config"]["lr"] == pytest.approx(trial.params["lr"])
+        assert said["config"]["model"]["iterations"] == int(trial.params["model.iterations"])
+        assert said["seconds"] > 0
+        assert said["parameters"] > 10_000
+        assert said["errors"] == [round(trial.value), 100]
+    assert not list(Path("runs/search/s").iterdir())
+
+
+def test_the_first_trial_is_the_base_itself() -> None:
+    made = opened(task())
+    assert made.trials[0].system_attrs["fixed_params"] == {"lr": 0.003}  # three iterations are not in the space
+
+
+def test_a_search_goes_on_where_it_was() -> None:
+    searched(task(), 1)
+    before = opened(task()).trials[0]
+    after = searched(task(), 2).trials
+    assert len(after) == 2
+    assert after[0].value == before.value
+
+
+def test_a_trial_that_fails_is_noted_and_the_search_goes_on() -> None:
+    made = searched(task("batch_size=32,512"), 4)  # 512 do not fit into 128 images
+    states = {trial.params["batch_size"]: trial.state for trial in made.trials}
+    assert states["32"] == TrialState.COMPLETE
+    failed = [trial for trial in made.trials if trial.state == TrialState.FAIL]
+    assert all("batch of 512" in trial.user_attrs["failure"] for trial in failed)
+    assert len(made.trials) == 4
+
+
+def test_where_every_trial_fails_the_search_ends_and_says_why() -> None:
+    with pytest.raises(UserError, match=r"all 5 trials failed.*batch of"):
+        searched(task("batch_size=512,1024"), 20)
+
+
+def test_a_trial_that_others_have_left_behind_is_ended_early() -> None:
+    what = task("lr=0.0000001,0.003", epochs=4)
+    made = opened(what, pruner="median")
+    for _ in range(5):
+        made.enqueue_trial({"lr": "0.003"})
+    made.enqueue_trial({"lr": "0.0000001"})
+    work(made, storage_url("", "s"), what, Budget(7))
+    hopeless = made.trials[-1]
+    assert hopeless.params["lr"] == "0.0000001"
+    assert hopeless.state == TrialState.PRUNED
+    assert len(hopeless.user_attrs["curve"]) < 4
+
+
+def test_an_interrupted_trial_goes_on_from_its_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    what = task(epochs=3)
+    ended_epoch = study.Reporter.epoch_ended
+
+    def interrupt(self: study.Reporter, run: training.Run, record: dict[str, Any]) -> None:
+        ended_epoch(self, run, record)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(study.Reporter, "epoch_ended", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        searched(what, 1)
+    monkeypatch.setattr(study.Reporter, "epoch_ended", ended_epoch)
+    steps = []
+    train_step = training.train_step
+    monkeypatch.setattr(training, "train_step", lambda run: steps.append(run.step) or train_step(run))
+    made = searched(what, 1)
+    assert [trial.state for trial in made.trials] == [TrialState.FAIL, TrialState.COMPLETE]
+    assert made.trials[0].params == made.trials[1].params
+    assert steps == list(range(4, 12))  # not the first epoch's four
+    assert [epoch for epoch, _, _ in made.trials[1].user_attrs["curve"]] == [1, 2, 3]
+    assert len(ended(made.trials)) == 1
+
+
+def test_a_time_for_each_trial_becomes_whole_epochs_or_fewer_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(study, "seconds_an_epoch", lambda run: 40.0)
+    assert paced(TINY, 0) == TINY
+    assert paced(TINY, 1).epochs == 1
+    assert paced(TINY, 5).epochs == 7
+    less = paced(TINY, 0.5)
+    assert (less.epochs, less.train_limit) == (1, 96)
+
+
+def test_a_measured_epoch_takes_some_time() -> None:
+    assert 0 < study.seconds_an_epoch(training.prepare(TINY, Path())) < 600
+
+
+def test_no_trial_begins_that_would_end_too_late() -> None:
+    soon = time.monotonic() + 60
+    assert Budget(10, soon).spent([], minutes=2)
+    assert not Budget(10, soon).spent([], minutes=0.5)
+
+
+# --- Storage ---------------------------------------------------------------------------------------------------
+
+
+def test_a_study_of_another_space_is_refused() -> None:
+    opened(task())
+    with pytest.raises(UserError, match=r"another space \(lr is .* there .*choose another name with --study"):
+        opened(task("lr=0.1,0.2"))
+    with pytest.raises(UserError, match=r"other settings \(epochs is 2 there and 3 here\)"):
+        opened(task(epochs=3))
+    with pytest.raises(UserError, match="another time a trial"):
+        opened(replace(task(), minutes=2))
+
+
+def test_a_study_that_something_else_made_is_refused() -> None:
+    url = storage_url("", "s")
+    Path("runs/search").mkdir(parents=True)
+    optuna.create_study(storage=url, study_name="s").optimize(lambda trial: trial.suggest_float("x", 0, 1), n_trials=1)
+    with pytest.raises(UserError, match="not made by capsnet search"):
+        opened(task())
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("sqlite:///text.db", "not a database"),
+        ("nosuch://host/x", "nosuch"),
+        ("sqlite:///:memory:", "in memory"),
+        ("postgresql+nodriver://me:secret@127.0.0.1:1/x", "cannot be used"),
+    ],
+)
+def test_a_storage_that_is_none_is_said_so_in_a_line(url: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("text.db").write_text("not a database at all, but a text that is long enough to be taken for one" * 20)
+    assert main(["search", "--space", "lr=0.1,0.2", "--storage", url, *FLAGS]) == 2
+    err = capsys.readouterr().err
+    assert said in err
+    assert len(err.strip().splitlines()) == 1
+    assert "secret" not in err
+
+
+def test_a_locked_storage_is_said_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(study, "LOCKED", 0.1)
+    other = sqlite3.connect("locked.db", isolation_level=None)
+    other.execute("BEGIN EXCLUSIVE")
+    assert main(["search", "--space", "lr=0.1,0.2", "--storage", "locked.db", *FLAGS]) == 2
+    assert "locked by another program" in capsys.readouterr().err
+    other.close()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--space", "lr=0.1,0.2", "--validation", "0"], "validation"),
+        ([], "the space is empty"),
+        (["--space", "lr=0.1,0.2", "--trials", "0"], "--trials should be 1 or more"),
+        (["--space", "lr=0.1,0.2", "--pruner", "medain"], "did you mean 'median'"),
+        (["--space", "lr=0.1,0.2", "--study", "a/b"], "a study's name"),
+        (["--space", "epochs=1,2", "--minutes", "1"], "leave epochs out"),
+        (["--report", "--study", "nowhere"], "there is no study"),
+        (["--ablate", "biass"], "did you mean 'bias'"),
+    ],
+)
+def test_a_mistake_on_the_command_line_is_one_line(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["search", *words]) == 2
+    err = capsys.readouterr().err
+    assert said in err
+    assert len(err.strip().splitlines()) == 1
+
+
+def test_without_optuna_it_says_what_to_install() -> None:
+    code = "import sys; sys.modules['optuna'] = None; from capsnet.cli import main; sys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-c", code, "search", "--space", "lr=0.1,0.2"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr == "capsnet: a search needs Optuna: pip install 'capsnet[search]'.\n"
+
+
+# --- Several workers -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def two_workers() -> Iterator[subprocess.Popen[str]]:
+    words = [
+        "--space",
+        "lr=0.001..0.01:log",
+        "--trials",
+        "4",
+        "--workers",
+        "2",
+        "--grace",
+        "6",
+        "--json",
+        "--study",
+        "two",
+    ]
+    command = [sys.executable, "-m", "capsnet.cli", "search", *words, *FLAGS, "--epochs", "20"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    yield process
+    if process.poll() is None:
+        process.terminate()
+        process.communicate()
+
+
+def running_workers(name: str) -> set[int]:
+    """The processes that have a trial under way; none while there is no study yet."""
+    url = storage_url("", name)
+    if not Path(url.removeprefix("sqlite:///")).exists():
+        return set()
+    try:
+        trials = study.load_study(name, url).trials
+    except UserError:  # half made
+        return set()
+    return {t.user_attrs["worker"] for t in trials if t.state == TrialState.RUNNING and "worker" in t.user_attrs}
+
+
+def test_two_workers_share_a_study_and_one_survives_the_other(two_workers: subprocess.Popen[str]) -> None:
+    while len(found := running_workers("two")) < 2 and two_workers.poll() is None:
+        time.sleep(0.2)
+    assert len(found) == 2
+    os.kill(min(found), signal.SIGKILL)
+    out, err = two_workers.communicate()
+    assert two_workers.returncode == 0, err
+    assert "a worker was killed (signal 9)" in err
+    told = json.loads(out)
+    assert told["counts"] == {"complete": len(told["trials"]), "pruned": 0, "fail": 0}
+    assert len(told["trials"]) == 4
+    trials = study.load_study("two", storage_url("", "two")).trials
+    assert any(trial.system_attrs.get("retry_history") for trial in trials if trial.state == TrialState.COMPLETE)
+    assert not [trial for trial in trials if trial.state in (TrialState.RUNNING, TrialState.WAITING)]
+
+
+# --- Reports ---------------------------------------------------------------------------------------------------
+
+
+def test_the_front_has_no_trial_that_another_beats_in_both() -> None:
+    def row(number: int, error: float, seconds: float) -> dict[str, Any]:
+        return {"number": number, "state": "complete", "error_percent": error, "seconds": seconds}
+
+    rows = [row(0, 1.0, 10), row(1, 2.0, 5), row(2, 2.0, 7), row(3, 0.5, 30), row(4, 0.9, 40)]
+    assert [r["number"] for r in report.front(rows)] == [1, 0, 3]
+    assert report.best_first(rows)[0]["number"] == 3
+
+
+def test_a_report_has_importance_front_command_pictures_and_page(capsys: pytest.CaptureFixture[str]) -> None:
+    made = searched(task(), 5)
+    assert main(["search", "--report", "--study", "s"]) == 0
+    out = capsys.readouterr().out
+    told = json.loads(Path("results/search/s.json").read_text())
+    assert sum(told["importance"].values()) == pytest.approx(1, abs=0.01)
+    assert set(told["importance"]) == {"lr", "model.iterations"}
+    assert told["best"] == made.best_trial.number or told["trials"][told["best"]]["error_percent"] == made.best_value
+    assert told["command"] in out
+    for name in ("importance", "front"):
+        assert Path(f"results/search/s/{name}.png").exists()
+        assert Path(f"results/search/s/{name}.svg").exists()
+    page = Path("results/search/s.html").read_text()
+    assert page.count("data:image/png") == 2
+    assert "http:" not in page.replace("http-equiv", "")
+
+
+def test_a_study_without_a_finished_trial_has_a_report_too(capsys: pytest.CaptureFixture[str]) -> None:
+    opened(task())
+    assert main(["search", "--report", "--study", "s"]) == 0
+    assert "no trial has come to its end yet" in capsys.readouterr().out
+
+
+def test_the_live_table_shows_the_best_and_what_is_under_way() -> None:
+    made = searched(task(), 2)
+    under_way = optuna.create_trial(
+        state=TrialState.RUNNING, params={"lr": 0.002},
+        distributions={"lr": optuna.distributions.FloatDistribution(0, 1)},
+        user_attrs={"epochs": 7, "now": {"epoch": 2.5, "left": 75.0}},
+    )  # fmt: skip
+    trials = [*made.trials, under_way]
+    assert line(trials, Budget(5), 2).startswith("2 of 5 trials (0 pruned, 0 failed), best ")
+    console = Console(width=160, record=True, file=io.StringIO())
+    console.print(picture(trials, Budget(5), 2))
+    text = console.export_text()
+    assert f"{made.best_value:.2f}" in text
+    assert "2.5 of 7" in text
+    assert "1:15" in text
+    assert "lr=0.002" in text
+
+
+# --- Ablation --------------------------------------------------------------------------------------------------
+
+
+class Stops(Show):
+    """Counts trainings, and presses Ctrl-C before one of them."""
+
+    def __init__(self, at: int = 0) -> None:
+        self.names: list[str] = []
+        self.at = at
+
+    def started(self, row: Row) -> list[training.Watcher]:
+        self.names.append(row.name)
+        if len(self.names) == self.at:
+            raise KeyboardInterrupt
+        return []
+
+
+def test_every_suspect_changes_the_papers_network_or_is_there_already() -> None:
+    plan = Plan("x", get_preset("paper"), ablation.chosen(["suspects"]))
+    assert plan.idle() == ["exponential"]
+    made = plan.configs()
+    for name, config in made.items():
+        assert (config == plan.base) == (name == "base")
+        training.build(config.model, device=torch.device("meta"))
+    official = get_preset("official")
+    assert (made["together"].model, made["together"].loss) == (official.model, official.loss)
+
+
+def test_an_ablation_goes_on_after_an_interruption_and_pairs_its_seeds() -> None:
+    plan = Plan("x", replace(TINY, epochs=1), ("bias", "init"), seeds=2)
+    with pytest.raises(KeyboardInterrupt):
+        ablation.conduct(plan, Stops(at=3))
+    again = Stops()
+    results = ablation.conduct(plan, again)
+    assert len(again.names) == 2 * 4 - 2
+    assert {row["name"] for row in results.rows} >= {"base-seed0", "bias-seed1", "together-seed1"}
+    told = {o["name"]: o for o in ablation.outcomes(plan, results.rows)}
+    errors = {row["name"]: row["outcome"]["error_percent"] for row in results.rows}
+    apart = [errors[f"bias-seed{k}"] - errors[f"base-seed{k}"] for k in range(2)]
+    assert told["bias"]["difference"] == pytest.approx(sum(apart) / 2)
+    assert told["bias"]["half_interval_95"] == pytest.approx(12.706 * abs(apart[0] - apart[1]) / 2, abs=1e-3)
+    assert told["bias"]["flags"] == ["--model.routing-bias"]
+    with pytest.raises(UserError, match="choose another name with --study"):
+        ablation.conduct(replace(plan, base=replace(plan.base, lr=0.1)))
+
+
+def test_an_ablation_prints_its_table(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["search", "--ablate", "detach", "--preset", "paper", "--seeds", "1", *FLAGS, "--study", "x"]) == 0
+    out = capsys.readouterr().out
+    assert "gradient through the last iteration only" in out
+    assert Path("results/ablation/x.json").exists()
+    assert Path("results/ablation/x.png").exists()
+    assert not list(Path("runs/ablation/x").iterdir())
+
+
+def test_the_flags_of_a_change_are_only_those_that_differ() -> None:
+    assert train_flags(replace(TINY, lr=0.5), TINY) == ["--lr", "0.5"]
+    assert train_flags(TINY, TINY) == []
