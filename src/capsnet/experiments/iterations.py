@@ -93,8 +93,8 @@ class Iterations(Experiment):
             undecided = {g[0]["shown"]["iterations"]: average(g, "entropy_percent") or 0.0 for g in groups}
             least = min(undecided, key=lambda r: undecided[r])
             said.append(
-                f"{kind}, couplings in the end: at least {undecided[least]:.1f} % of the largest possible entropy (least "
-                f"with {least}); 100 % is even shares for all classes."
+                f"{kind}, couplings in the end: at least {undecided[least]:.1f} % of the largest possible entropy "
+                f"(least with {least}); 100 % is even shares for all classes."
             )
         return said
 
