@@ -62,7 +62,8 @@ def conduct(
     if kept:
         show.set_aside(kept)
     left = [row for row in rows if not is_done(results.find(row.name), row)]
-    show.planned(rows, left, expected_seconds(left) if budget != "smoke" else None)
+    untrained = [row for row in left if not is_trained(row, experiment.name, budget, place)]
+    show.planned(rows, left, expected_seconds(untrained) if budget != "smoke" else None)
     for row in left:
         watchers = show.started(row)
         record = finish_row(experiment, budget, row, place, watchers)
@@ -158,6 +159,11 @@ def trained(row: Row, folder: Path, place: Place, watchers: list[Watcher]) -> Re
         move_away(folder)
     run = training.resume(folder) if runs.can_go_on(folder) else training.start(row.config, folder)
     return training.train(run, watchers)
+
+
+def is_trained(row: Row, name: str, budget: str, place: Place) -> bool:
+    """Whether a row has only to be measured."""
+    return row.config is not None and find_finished(row.config, place.run(name, budget, row.name), place) is not None
 
 
 def find_finished(config: Config, folder: Path, place: Place) -> Path | None:
