@@ -69,7 +69,7 @@ def conduct(
         record = finish_row(experiment, budget, row, place, watchers)
         results.put(record)
         show.ended(row, record)
-    results.sort([row.name for row in rows])
+    forget_others(experiment, check_budget(budget), results)
     draw_records(experiment, results, place)
     return results
 
@@ -81,6 +81,14 @@ def plan(experiment: Experiment, budget: Budget, seeds: int) -> list[Row]:
     rows = [row for seed in range(seeds) for row in experiment.rows(budget, seed)]
     unique = {row.name: row for row in rows}  # a row that trains nothing is the same for every seed
     return list(unique.values())
+
+
+def forget_others(experiment: Experiment, budget: Budget, results: Results) -> None:
+    """Sort the records, and drop those that would be trained otherwise today: they must not count as further seeds."""
+    seeds = 1 + max((record["seed"] for record in results.rows), default=0)
+    wanted = {row.name: row for row in plan(experiment, budget, seeds)}
+    results.rows = [r for r in results.rows if r["name"] in wanted and is_done(r, wanted[r["name"]])]
+    results.sort(list(wanted))
 
 
 def is_done(record: dict[str, Any] | None, row: Row) -> bool:

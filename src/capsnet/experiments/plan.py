@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # pictures need matplotlib, which only some installations hav
 Budget = Literal["smoke", "hour", "full"]
 BUDGETS: dict[str, str] = {
     "smoke": "under 30 seconds: does it run? Its numbers mean nothing",
-    "hour": "an hour at most on two cores: narrowed networks, fewer epochs, one seed is enough to see the direction",
+    "hour": "an hour at most on two cores: narrowed networks, fewer epochs; one seed shows large differences only",
     "full": "the paper's networks and sizes, row by row: days on a CPU",
 }
 Record = Mapping[str, Any]  # a finished row as it stands in the results file
@@ -51,6 +51,8 @@ class Row:
     """The paper's own figures, under the names that `measure` gives ours."""
     less: tuple[str, ...] = ()
     """In what it has less than the paper: network, epochs, data. Said beside the row."""
+    also: str = ""
+    """Another data set that it is measured on, besides the test part of its own."""
 
     @property
     def seed(self) -> int:
@@ -166,10 +168,17 @@ def average(records: Sequence[Record], name: str) -> float | None:
     return mean_and_std(found)[0] if found else None
 
 
-def too_close(a: Sequence[Record], b: Sequence[Record]) -> str:
-    """Words for two rows that the test set cannot tell apart: the 95 % intervals of their first seeds overlap."""
-    (low, high), (other_low, other_high) = (group[0]["outcome"]["error_percent_interval_95"] for group in (a, b))
+def too_close(a: Sequence[Record], b: Sequence[Record], test: str = "") -> str:
+    """Words for two methods that cannot be told apart: 95 % intervals overlap, those of one's seeds taken together."""
+    (low, high), (other_low, other_high) = (reach(group, test) for group in (a, b))
     return "" if high < other_low or other_high < low else "; too close to call, their 95 % intervals overlap"
+
+
+def reach(group: Sequence[Record], test: str = "") -> tuple[float, float]:
+    """From the lowest to the highest end of the seeds' 95 % intervals; `test` names one of several in an outcome."""
+    tests = [r["outcome"][test] if test else r["outcome"] for r in group]
+    lows, highs = zip(*(each["error_percent_interval_95"] for each in tests), strict=True)
+    return min(lows), max(highs)
 
 
 def spread(found: Sequence[float | None], decimals: int = 2) -> str:
