@@ -217,6 +217,18 @@ def test_a_row_that_is_defined_anew_is_run_anew_and_the_old_training_stays(tmp_p
     assert (tmp_path / "runs" / "short-smoke" / "one-seed0.old-1").exists()
 
 
+def test_a_seed_that_was_trained_otherwise_does_not_count_in_the_mean(tmp_path: Path) -> None:
+    place = Place(tmp_path / "results", tmp_path / "runs")
+    conduct(Short(), "smoke", 2, place=place)
+
+    class Other(Short):
+        def rows(self, budget: str, seed: int) -> list[Row]:
+            return [replace(row, config=replace(row.config, lr=0.01)) for row in super().rows(budget, seed)]  # type: ignore[type-var]
+
+    results = conduct(Other(), "smoke", 1, place=place)
+    assert [row["name"] for row in results.rows] == ["one-seed0", "two-seed0"]
+
+
 def test_seeds_become_a_mean_with_its_deviation(tmp_path: Path) -> None:
     results = conduct(Short(), "smoke", 2, place=Place(tmp_path / "results", tmp_path / "runs"))
     assert [row["seed"] for row in results.rows] == [0, 0, 1, 1]

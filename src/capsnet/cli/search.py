@@ -101,9 +101,19 @@ def search(argv: list[str]) -> int:
     base = replace(base, validation=base.validation or DEFAULT_VALIDATION)
     flags = parse(Search, "search", rest, default=Search(config=base))
     if flags.ablate:
+        refuse_what_only_a_search_has(flags)
         return ablate(flags, argv)
     need_optuna()
     return look_back(flags) if flags.report else look(flags, argv)
+
+
+def refuse_what_only_a_search_has(flags: Search) -> None:
+    """An ablation trains each choice once a seed, for --epochs: other limits would be silently without effect."""
+    for name in ("space", "storage", "trials", "hours", "minutes", "report"):
+        if getattr(flags, name):
+            raise UserError(f"--{name} belongs to a search and not to --ablate: leave one of the two out.")
+    if flags.workers != 1:
+        raise UserError("an ablation trains one network after the other: leave --workers out.")
 
 
 def need_optuna() -> None:
@@ -144,7 +154,10 @@ def limits(flags: Search) -> tuple[int, float]:
 
 def watch(study: Study, url: str, task: Task, budget: Budget, flags: Search, argv: list[str]) -> None:
     """Start the workers and show how far they are until the last has ended."""
-    again = f"go on with: capsnet search {shlex.join(argv)}"
+    from capsnet.search.study import shown
+
+    told = [shown(url) if word == flags.storage and "://" in word else word for word in argv]  # without a password
+    again = f"go on with: capsnet search {shlex.join(told)}"
     with ExitStack() as at_the_end:
         logs = [at_the_end.enter_context(tempfile.TemporaryFile("w+")) for _ in range(flags.workers)]
         workers = [started(argv, flags.workers, log) for log in logs]

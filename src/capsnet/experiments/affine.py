@@ -111,9 +111,11 @@ def config_of(kind: str, budget: Budget, seed: int) -> Config:
     """The paper's capsule network and a CNN of as many parameters at `full`, else the compact presets."""
     config = get_preset("expanded" if kind == "capsnet" else "expanded-cnn")
     if budget == "full":
-        paper = replace(get_preset("paper").model, image_shape=(1, 40, 40))
-        model = paper if kind == "capsnet" else with_width(config.model, parameters(paper))  # type: ignore[arg-type]
-        config = replace(config, model=model, epochs=100)
+        paper = with_model(get_preset("paper"), image_shape=(1, 40, 40))
+        if kind == "capsnet":
+            config = replace(paper, data=config.data, augment=config.augment, epochs=100)
+        else:
+            config = replace(config, model=with_width(config.model, parameters(paper.model)), epochs=100)  # type: ignore[arg-type]
     if kind == "cnn-norm":  # the compact capsule network has it, the paper's networks have not
         config = with_model(config, norm=True)
     if budget == "smoke":

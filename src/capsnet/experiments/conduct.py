@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from capsnet import checkpoint, runs, training
+from capsnet import __version__, checkpoint, runs, training
 from capsnet.config import Config, from_dict
 from capsnet.data import Batch, multi_hot, options
 from capsnet.data.parts import Layout
@@ -87,7 +87,7 @@ def forget_others(experiment: Experiment, budget: Budget, results: Results) -> N
     """Sort the records, and drop those that would be trained otherwise today: they must not count as further seeds."""
     seeds = 1 + max((record["seed"] for record in results.rows), default=0)
     wanted = {row.name: row for row in plan(experiment, budget, seeds)}
-    results.rows = [r for r in results.rows if r["name"] in wanted and is_done(r, wanted[r["name"]])]
+    results.rows = [r for r in results.rows if r["name"] not in wanted or is_done(r, wanted[r["name"]])]
     results.sort(list(wanted))
 
 
@@ -95,7 +95,7 @@ def is_done(record: dict[str, Any] | None, row: Row) -> bool:
     """Whether a record is this very row's: of the same name and trained in the same way."""
     if record is None or row.config is None:
         return record is not None
-    return same_training(record["certificate"]["config"], row.config)
+    return record.get("also", "") == row.also and same_training(record["certificate"]["config"], row.config)
 
 
 def same_training(recorded: dict[str, Any], config: Config) -> bool:
@@ -128,6 +128,7 @@ def finish_row(experiment: Experiment, budget: str, row: Row, place: Place, watc
         "outcome": outcome,
         "paper": dict(row.paper),
         "less": list(row.less),
+        "also": row.also,
         "made": made(row, result, birth),
         "pictures": files,
         "seconds": round(birth["seconds"] if result else time.monotonic() - began, 1),
@@ -161,10 +162,9 @@ def trained(row: Row, folder: Path, place: Place, watchers: list[Watcher]) -> Re
     assert row.config is not None
     if found := find_finished(row.config, folder, place):
         return reopened(found)
-    if (folder / runs.CONFIG_FILE).exists() and not same_training(
-        checkpoint.read_json(folder / runs.CONFIG_FILE), row.config
-    ):
-        move_away(folder)
+    file = folder / runs.CONFIG_FILE
+    if file.exists() and (runs.has_finished(folder) or not same_training(checkpoint.read_json(file), row.config)):
+        move_away(folder)  # of other settings, or of another version
     run = training.resume(folder) if runs.can_go_on(folder) else training.start(row.config, folder)
     return training.train(run, watchers)
 
@@ -178,7 +178,9 @@ def find_finished(config: Config, folder: Path, place: Place) -> Path | None:
     """A run that has been trained in just this way to its end, in this folder or for another experiment."""
     for other in [folder, *sorted(path.parent for path in place.runs.glob(f"*/*/{runs.CONFIG_FILE}"))]:
         if runs.has_finished(other) and same_training(checkpoint.read_json(other / runs.CONFIG_FILE), config):
-            return other
+            by = checkpoint.read_json(other / "results.json")["certificate"]["capsnet"]
+            if by == __version__:  # another version's networks never stand beside this one's
+                return other
     return None
 
 

@@ -26,7 +26,7 @@ TITLE = "The paper's experiments, beside the paper's own numbers"
 INTRO = (
     "Written by `capsnet reproduce report` from the files under results/reproduce: no number here is typed by hand. "
     "A row that had less than the paper's network, epochs or data is marked with *, and what it had less of stands "
-    "below its table. Times are of training alone."
+    "below its table. Times are of training alone. Intervals are of the test images; another seed may differ by more."
 )
 SHOWN = 840 * 2  # pixels across of the widest picture on the page
 
@@ -164,7 +164,8 @@ table { border-collapse: collapse; font-size: .875rem; min-width: 100% }
 th { text-align: left; font-weight: 600; color: var(--muted); vertical-align: bottom }
 th, td { padding: 6px 14px 6px 0; border-bottom: 1px solid var(--line); font-variant-numeric: tabular-nums;
   vertical-align: top }
-td { max-width: 34em }
+td { white-space: nowrap } td.long { white-space: normal; min-width: 14em; max-width: 34em }
+@media (min-width: 900px) { .wide { width: max-content; min-width: 100%; max-width: calc(50vw + 384px) } }
 nav a { color: var(--accent) } nav li { margin: 2px 0 }
 </style>"""
 
@@ -191,7 +192,8 @@ def part_of(place: Place, results: Results, experiment: Experiment, table: Table
     parts.append(f'<p class="note">{escape(mark(results).replace("`", ""))}</p>')
     parts += ["<ul>" + "".join(f"<li>{escape(sentence)}</li>" for sentence in said) + "</ul>"] if said else []
     if table:
-        parts += [cells(table), *(f'<p class="note">{escape(note)}</p>' for note in table.notes)]
+        notes = "<br>".join(map(escape, table.notes))
+        parts += [cells(table), *([f'<p class="note">{notes}</p>'] if notes else [])]
     own = own_pages(results, place)
     for path in chosen(pictures(results, place)) if own else pictures(results, place):
         parts.append(inlined(path, path.stem.replace("-", " "), caption(experiment, path)))
@@ -211,8 +213,12 @@ def link_up(path: Path) -> str:
 def cells(table: Table) -> str:
     """A table as HTML."""
     head = "".join(f"<th>{escape(name)}</th>" for name in table.columns)
-    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in table.rows)
+    body = "".join("<tr>" + "".join(map(cell, row)) + "</tr>" for row in table.rows)
     return f'<div class="wide" tabindex="0"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def cell(words: str) -> str:
+    return f"<td{' class=long' * (len(words) > 40)}>{escape(words)}</td>"
 
 
 def inlined(path: Path, alt: str, said: str = "") -> str:

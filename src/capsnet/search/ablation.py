@@ -1,7 +1,7 @@
 """Ablation: one choice at a time against a base, over several seeds, on validation images.
 
 The suspects are what the authors' code does and the paper does not say, any of which may be why nobody comes to the
-paper's 0.25 %, and a few choices of others. `together` is the base with all of the authors' at once. A difference is
+paper's 0.25 %, and a few choices of others. `together` is the base with those of the authors at once. A difference is
 taken seed by seed, for the same seed means the same images held back and the same order of batches; its 95 % interval
 is Student's over the seeds. Killed at any moment, the same command goes on.
 """
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from capsnet import checkpoint, runs, training
-from capsnet.config import Config, to_dict
+from capsnet.config import CapsNetConfig, Config, to_dict
 from capsnet.errors import UserError, unknown
 from capsnet.evaluation import mean_and_std
 from capsnet.experiments import results as kept
@@ -82,6 +82,8 @@ class Plan:
     seeds: int = 3
 
     def __post_init__(self) -> None:
+        if not isinstance(self.base.model, CapsNetConfig):
+            raise UserError("the choices of --ablate are a capsule network's: choose a --preset that has one.")
         if not self.base.validation:
             raise UserError("an ablation is judged on validation images: set --validation above 0.")
         if self.seeds < 1:
@@ -208,7 +210,7 @@ def outcomes(plan: Plan, records: Sequence[Mapping[str, Any]]) -> list[dict[str,
 
 
 def what(name: str) -> str:
-    words = {BASE: "as it is", TOGETHER: "all of the authors' choices at once"}
+    words = {BASE: "as it is", TOGETHER: "those of these that the authors' code has, at once"}
     return words.get(name) or SUSPECTS[name].what
 
 
@@ -219,14 +221,16 @@ def table(told: Sequence[Mapping[str, Any]]) -> Table:
         half = o["half_interval_95"]
         spread = "" if half is None else f" ± {half:.2f}"
         sure = half is not None and abs(o["difference"]) > half and o["name"] != BASE
+        error = f"{o['error_percent']:.2f}" + (f" ± {o['std']:.2f}" if len(o["seeds"]) > 1 else "")
         apart = "–" if o["name"] == BASE else f"{o['difference']:+.2f}{spread}{' *' * sure}"
         rows.append([
-            o["name"], o["what"], f"{o['error_percent']:.2f} ± {o['std']:.2f}", apart, str(len(o["seeds"])),
+            o["name"], o["what"], error, apart, str(len(o["seeds"])),
             f"{o['seconds']:,.0f} s",
         ])  # fmt: skip
     columns = ["choice", "what it is", "validation error, %", "against the base", "seeds", "training"]
     return Table(columns, rows, ["± is the deviation over seeds, and Student's 95 % interval of the difference; "
-                                 "* marks differences whose interval leaves out zero."])  # fmt: skip
+                                 "* marks differences whose interval leaves out zero: chance alone marks one choice "
+                                 "in twenty that changes nothing."])  # fmt: skip
 
 
 def draw(plan: Plan, told: Sequence[Mapping[str, Any]], results: Path = RESULTS) -> Path:

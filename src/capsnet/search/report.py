@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FOLDER = Path("results/search")
-FEWEST = 4  # finished trials without which importance says nothing
+FEWEST = 20  # finished trials without which importance says nothing: the best tenth is two of them
 Row = dict[str, Any]
 
 
@@ -175,7 +175,8 @@ def html(found: dict[str, Any], drawn: dict[str, Figure]) -> str:
     title, counts = f"Search {found['study']}", found["counts"]
     told = (
         f"{counts['complete']} trials trained to their end, {counts['pruned']} ended early because others were better, "
-        f"{counts['fail']} failed. All errors are of validation images; the test set was not looked at."
+        f"{counts['fail']} failed. All errors are of validation images, on which the best was chosen: it looks a "
+        f"little better than it is. The test set was not looked at."
     )
     parts = [f"<header><h1>{escape(title)}</h1></header>{page.STYLE}{report.paragraph(told)}"]
     if found["command"]:

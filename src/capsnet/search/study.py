@@ -3,8 +3,8 @@
 A trial is a training on the training images without the validation part, judged on that part at its end; the test
 set is never looked at. Trials of different lengths are compared at equal shares of their training (its tenths), for
 schedules stretch with it. With a time for each trial, a trial first measures a few of its own steps and then takes as
-many whole epochs as fit, so that its schedule ends inside the time; where not even one fits, it takes one epoch over
-as many images as do.
+many whole epochs as fit, each with its look at the validation part and one more look in the end, so that its schedule
+ends inside the time; where not even one fits, it takes one epoch over as many images as do.
 
 A worker shows that it is alive by a heartbeat in the storage. The trial of one that was killed is put back into the
 queue by the others and goes on from its last checkpoint, where that lies on the same disk.
@@ -24,17 +24,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import optuna
+import torch
 from optuna.exceptions import ExperimentalWarning, OptunaError, StorageInternalError
 from optuna.storages import RDBStorage, RetryHeartbeatStaleTrialCallback
 from optuna.trial import FrozenTrial, Trial, TrialState
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
-from capsnet import runs, training
+from capsnet import __version__, runs, training
 from capsnet.config import Config, to_dict
+from capsnet.data import in_order
 from capsnet.errors import UserError, unknown
 from capsnet.search.space import Between, Space, record, suggest, with_values, written
 from capsnet.training import Run, Watcher
@@ -48,6 +50,7 @@ FOLDER = Path("runs/search")
 LOCKED = 30.0  # seconds to wait while another worker writes to SQLite
 WAIT = 1.0  # seconds between two looks at a storage where all trials have begun
 TELL = 5.0  # seconds between two words about a training under way
+LOOK = 250  # validation images that `evaluate` takes at a time
 HOPELESS = 5  # trials that failed, and none that did not
 RETRIES = 5  # of a trial whose worker was killed: it may have been its own fault
 FAILURES = (UserError, RuntimeError, MemoryError, ArithmeticError)  # of a trial, while the search goes on
@@ -74,7 +77,7 @@ class Task:
         """As it stands in the study; where and how often a worker writes is its own affair."""
         base = {k: v for k, v in to_dict(self.base).items() if k not in ("device", "save_every")}
         whole = {"space": record(self.space), "base": base, "minutes": self.minutes, "judge": "validation error, %"}
-        return json.loads(json.dumps(whole))
+        return json.loads(json.dumps(whole | {"capsnet": __version__}))
 
 
 @dataclass(frozen=True)
@@ -198,7 +201,10 @@ def another(name: str, url: str, found: Any, wanted: dict[str, Any]) -> UserErro
         said = "was not made by capsnet search"
     else:
         part = next((part for part in wanted if found.get(part) != wanted[part]), "format")
-        what = {"space": "of another space", "base": "of other settings", "minutes": "of another time a trial"}
+        what = {
+            "space": "of another space", "base": "of other settings", "minutes": "of another time a trial",
+            "capsnet": "of another version of capsnet",
+        }  # fmt: skip
         said = f"is {what.get(part, f'of another {part}')}{difference(found.get(part), wanted.get(part))}"
     return UserError(f"the study '{name}' in {shown(url)} {said}: choose another name with --study.")
 
@@ -292,10 +298,14 @@ class Objective:
         except KeyboardInterrupt:
             put_back(trial)
             raise
+        except runs.Taken as taken:  # by a worker that was only slow: it ends when it hears that others think it dead
+            time.sleep(TELL)
+            put_back(trial, RETRIES)
+            trial.set_user_attr("failure", str(taken))
+            raise
         except FAILURES as failure:
             trial.set_user_attr("failure", str(failure) or type(failure).__name__)
-            if not isinstance(failure, runs.Taken):
-                shutil.rmtree(folder, ignore_errors=True)
+            shutil.rmtree(folder, ignore_errors=True)
             raise
         except optuna.TrialPruned:
             shutil.rmtree(folder, ignore_errors=True)
@@ -324,10 +334,10 @@ class Objective:
         return outcome.error_percent
 
 
-def put_back(trial: Trial) -> None:
-    """Queue a trial that was interrupted, to go on where it was."""
-    frozen = trial.study.get_trials(deepcopy=False)[trial.number]
-    RetryHeartbeatStaleTrialCallback()(trial.study, frozen)
+def put_back(trial: Trial, most: int | None = None) -> None:
+    """Queue a trial that was interrupted, to go on where it was; at `most` so many times."""
+    frozen = trial.study.get_trials()[trial.number]
+    RetryHeartbeatStaleTrialCallback(most)(trial.study, frozen)
 
 
 def paced(config: Config, minutes: float) -> Config:
@@ -335,22 +345,45 @@ def paced(config: Config, minutes: float) -> Config:
     if not minutes:
         return config
     run = training.prepare(config, Path())
-    epochs = 60 * minutes / seconds_an_epoch(run)
+    step, look = measured(run, min(1.0, 3 * minutes))
+    seconds = 60 * minutes - look  # the one in the end
+    epochs = seconds / (len(run.batches) * step + look)
     if epochs >= 1:
         return replace(config, epochs=int(epochs))
-    fitting = max(config.batch_size, int(epochs * len(run.splits.train)))
-    return replace(config, epochs=1, train_limit=fitting)
+    fitting = max(1, int((seconds - look) / step))
+    return replace(config, epochs=1, train_limit=fitting * config.batch_size)
 
 
-def seconds_an_epoch(run: Run) -> float:
-    """By a few steps, after two that do not count; an image that is only judged costs a third of one learnt from."""
+class Pace(NamedTuple):
+    """Seconds of one step, and of one look at the validation part."""
+
+    step: float
+    look: float
+
+
+def measured(run: Run, most: float) -> Pace:
+    """The pace of a training here, in about `most` seconds for each of the two."""
+    step = seconds_each(lambda: training.train_step(run), most)
+    batches = len(run.splits.validation) / LOOK
+    return Pace(step, seconds_each(lambda: look_at_some(run), most) * max(1.0, batches) if batches else 0.0)
+
+
+@torch.inference_mode()
+def look_at_some(run: Run) -> None:
+    """The first validation images through the network, as at the end of an epoch."""
+    images = next(in_order(run.splits.validation, LOOK)).images
+    run.averaged_model().eval()(images.to(run.device)).lengths.cpu()
+
+
+def seconds_each(act: Callable[[], object], most: float) -> float:
+    """The mean of three calls or more, after two that do not count: the first one may compile something."""
     for _ in range(2):
-        training.train_step(run)
-    began, first = time.monotonic(), run.step
-    while run.step < first + 3 or (run.step < first + 20 and time.monotonic() < began + 2):
-        training.train_step(run)
-    step = (time.monotonic() - began) / (run.step - first)
-    return step * (len(run.batches) + len(run.splits.validation) / 3 / run.config.batch_size)
+        act()
+    began, done = time.monotonic(), 0
+    while done < 3 or time.monotonic() < began + most:
+        act()
+        done += 1
+    return (time.monotonic() - began) / done
 
 
 class Reporter(Watcher):
