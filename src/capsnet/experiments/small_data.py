@@ -22,7 +22,7 @@ from capsnet.experiments.networks import (
     cnn_training,
     compact_capsules,
     compact_cnn,
-    shortfalls,
+    parameters,
 )
 from capsnet.experiments.plan import Budget, Experiment, Record, Row, average, by_method, tiny, too_close
 from capsnet.experiments.results import Place
@@ -68,7 +68,7 @@ class SmallData(Experiment):
             drawn.append(Line(name, x, [average(g, "error_percent") for g in own], colour))
         ticks = sorted({int(x) for line in drawn for x in line.x})
         panel = Panel("MNIST", "training images", "test error, %", drawn, log_x=True, log_y=True, ticks=ticks)
-        note = "Both axes are logarithmic: a line that falls as steeply needs as much more data for the same gain."
+        note = "Both axes are logarithmic. With fewer images each of them is seen more often."
         return {"small-data": figures.lines(self.title, note, [panel], 260)}
 
     def captions(self) -> Mapping[str, str]:
@@ -128,7 +128,7 @@ def scheduled(config: Config, n: int, budget: Budget) -> Config:
 def less(budget: Budget, config: Config) -> tuple[str, ...]:
     if budget == "smoke":
         return ("a toy network and a few steps",)
-    return shortfalls(budget, config)[:1]
+    return () if budget == "full" else (f"a compact network of {parameters(config.model):,} parameters",)
 
 
 # --- Drawn scans ---------------------------------------------------------------------------------------------
