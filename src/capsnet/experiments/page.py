@@ -71,8 +71,12 @@ def tell(results: Results) -> tuple[Experiment, Table | None, list[str]]:
 
 
 def pictures(results: Results, place: Place) -> list[Path]:
-    """The PNG files beside a results file."""
-    return sorted(place.pictures(results.experiment, results.budget).glob("*.png")) if results.current else []
+    """The PNG files beside a results file: those of all rows together first, then those of single rows."""
+    if not results.current:
+        return []
+    found = sorted(place.pictures(results.experiment, results.budget).glob("*.png"))
+    names = tuple(f"{row['name']}-" for row in results.rows)
+    return sorted(found, key=lambda path: path.stem.startswith(names))
 
 
 def own_pages(results: Results, place: Place) -> list[Path]:
@@ -149,7 +153,7 @@ def grid(table: Table) -> str:
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 
-def chosen(paths: Sequence[Path], most: int = 6) -> list[Path]:
+def chosen(paths: Sequence[Path], most: int = 8) -> list[Path]:
     """A few pictures for the Markdown page; a long sequence shows its first, its middle and its last ones."""
     if len(paths) <= most:
         return list(paths)
