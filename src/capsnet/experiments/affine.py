@@ -25,13 +25,17 @@ if TYPE_CHECKING:
 STOP_AT = 0.8  # % validation error
 PAPER = {"capsnet": (99.23, 79.0), "cnn": (99.22, 66.0)}
 NAMES = {"capsnet": "CapsNet", "cnn": "CNN, max-pooling", "cnn-norm": "CNN, max-pooling and batch norm"}
+LABELS = {"capsnet": "CapsNet", "cnn": "CNN", "cnn-norm": "CNN, batch norm"}  # where there is little room
 COLOURS = {"capsnet": 0, "cnn": 1, "cnn-norm": 2}  # of the palette
 CURVES = {
-    "rotation": ("rotation", "degrees"),
-    "shear": ("shear", ""),
-    "scale_across": ("scale across", ""),
-    "scale_down": ("scale down", ""),
+    "rotation": ("Rotation", "degrees"),
+    "shear": ("Shear", ""),
+    "scale_across": ("Scale across", ""),
+    "scale_down": ("Scale down", ""),
+    "shift": ("Place", "px from the middle"),
 }
+NEAR = 8.0  # px from the middle: expanded digits are moved by up to 6 px across and down, 8.5 px in all
+FEWEST = 50  # images without which a point of a curve says nothing
 PER_DIGIT = {"smoke": 1, "hour": 2, "full": 32}
 
 
@@ -63,21 +67,23 @@ class Affine(Experiment):
         }
 
     def pictures(self, records: Sequence[Record]) -> dict[str, Figure]:
-        from capsnet.figures import PALETTE, Line, Panel, lines
+        from capsnet.figures import lines
 
         firsts = [group[0] for group in by_method(records)]
-        panels: list[Panel] = []
-        for measure, (title, unit) in CURVES.items():
-            drawn = []
-            for record in firsts:
-                x, y = accuracy_curve(record["outcome"]["affine"][f"errors_by_{measure}"])
-                drawn.append(Line(record["shown"]["network"], x, y, PALETTE[COLOURS[record["method"]]]))
-            panels.append(Panel(title[0].upper() + title[1:], unit, "right, %" if not panels else "", drawn))
+        *curves, place = (panel(firsts, measure) for measure in CURVES)
         note = "Accuracy on a re-creation of affNIST against one property of the transformation, whatever the others."
-        return {"affine": lines(self.title, note, panels, share=True)}
+        return {
+            "affine": lines(self.title, note, curves, share=True),
+            "affine-place": lines("The same against the place of the digit", note, [place], 260),
+        }
 
     def captions(self) -> Mapping[str, str]:
-        return {"affine": "Each point: all images of the re-creation in one tenth of that property's range."}
+        return {
+            "affine": "Each point: all images of the re-creation in one part of that property's range, where there are "
+            f"{FEWEST} or more. What is smaller or turned less has more room to be moved, farther from the middle than "
+            "any digit in training: hence the dips at no rotation and at small scales.",
+            "affine-place": "In training digits stood up to 8.5 px from the middle.",
+        }
 
     def findings(self, records: Sequence[Record]) -> list[str]:
         groups = {g[0]["method"]: g for g in by_method(records)}
@@ -91,6 +97,14 @@ class Affine(Experiment):
                 f"On the re-creation of affNIST CapsNet has {a:.1f} % right and the {NAMES[kind]}, {b:.1f} %: {lead} "
                 f"by {abs(a - b):.1f} points{theirs}{too_close(groups['capsnet'], groups[kind], 'affine')}."
             )
+        near, far = (
+            ", ".join(f"{LABELS[kind]} {right_of(group, side):.1f} %" for kind, group in groups.items())
+            for side in (True, False)
+        )
+        said.append(
+            f"Right of the images up to {NEAR:g} px from the middle, where training digits stood too: {near}; of those "
+            f"farther out, most of them where none stood: {far}."
+        )
         for kind, group in groups.items():
             reached = average(group, "validation_error_percent")
             if reached is not None and reached > STOP_AT:
@@ -98,6 +112,29 @@ class Affine(Experiment):
                     f"{NAMES[kind]} had not come to 99.2 % on validation when its epochs ended: {100 - reached:.2f} %."
                 )
         return said
+
+
+def panel(records: Sequence[Record], measure: str) -> Any:
+    """The curves of all networks against one measure."""
+    from capsnet.figures import PALETTE, Line, Panel
+
+    drawn = []
+    for record in records:
+        x, y = accuracy_curve(record["outcome"]["affine"][f"errors_by_{measure}"])
+        drawn.append(Line(LABELS[record["method"]], x, y, PALETTE[COLOURS[record["method"]]]))
+    title, unit = CURVES[measure]
+    return Panel(title, unit, "right, %" if measure in ("rotation", "shift") else "", drawn)
+
+
+def right_of(group: Sequence[Record], near: bool) -> float:
+    """Per cent right of the images that are moved no farther than digits are in training, or of the others."""
+    n = errors = 0
+    for record in group:
+        bins = record["outcome"]["affine"]["errors_by_shift"]
+        for end, images, wrong in zip(bins["edges"][1:], bins["n"], bins["errors"], strict=True):
+            counts = (end <= NEAR) == near
+            n, errors = n + images * counts, errors + wrong * counts
+    return 100 * (1 - errors / max(n, 1))
 
 
 def row_of(kind: str, budget: Budget, seed: int) -> Row:
@@ -138,5 +175,5 @@ def accuracy_curve(bins: Mapping[str, Sequence[float]]) -> tuple[list[float], li
     """Middles of the bins, and the share that is right there in per cent."""
     edges = bins["edges"]
     middles = [(a + b) / 2 for a, b in itertools.pairwise(edges)]
-    right = [100 * (1 - e / n) if n else None for n, e in zip(bins["n"], bins["errors"], strict=True)]
+    right = [100 * (1 - e / n) if n >= FEWEST else None for n, e in zip(bins["n"], bins["errors"], strict=True)]
     return middles, right
