@@ -26,7 +26,12 @@ COMMANDS = [
     if not language and line.startswith("capsnet ")
 ]
 LAB = ["capsnet", "lab"]
-LONG = (["capsnet", "demo"], ["capsnet", "train", "--preset", "paper"], ["capsnet", "bench", "--quick"], LAB)
+TABLE1 = ["capsnet", "reproduce", "table1", "--budget", "hour"]
+SEARCH = ["capsnet", "search", "--space", "training", "--minutes", "1"]
+LONG = (
+    ["capsnet", "demo"], ["capsnet", "train", "--preset", "paper"], ["capsnet", "bench", "--quick"],
+    LAB, TABLE1, SEARCH,
+)  # fmt: skip
 
 
 def start(words: list[str], folder: Path) -> subprocess.Popen[str]:
@@ -83,6 +88,18 @@ def test_a_long_training_of_the_readme_starts_and_stops_cleanly(words: list[str]
         _, error = process.communicate(timeout=120)
     assert process.returncode == 130, error
     assert "--resume" in error
+
+
+@pytest.mark.parametrize("words", [TABLE1, SEARCH], ids=" ".join)
+def test_a_row_of_long_trainings_starts_and_says_how_to_go_on(words: list[str], tmp_path: Path) -> None:
+    assert words in COMMANDS
+    with start(words, tmp_path) as process:
+        while not list(tmp_path.rglob("metrics.jsonl")) and process.poll() is None:
+            time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        _, error = process.communicate(timeout=120)
+    assert process.returncode == 130, error
+    assert "go on with: capsnet " in error
 
 
 def test_the_lab_of_the_readme_opens_a_page_and_ends_quietly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
