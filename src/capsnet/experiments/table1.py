@@ -49,8 +49,7 @@ class Table1(Experiment):
     )
 
     def rows(self, budget: Budget, seed: int) -> list[Row]:
-        wanted = [(data, *kind) for data in NAMES for kind in PAPER if data == "mnist" or PAPER[kind][1] is not None]
-        return [row_of(data, r, painted, budget, seed) for data, r, painted in wanted]
+        return [row_of(data, r, painted, budget, seed) for data in NAMES for r, painted in PAPER]
 
     def pictures(self, records: Sequence[Record]) -> dict[str, Figure]:
         from capsnet import figures
