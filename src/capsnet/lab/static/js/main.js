@@ -54,6 +54,7 @@ class Lab {
   #asked = ""; // the last question's settings, to see whether a new one is needed
   #digits = new Map(); // model/index → {pixels, shape, label}, null while it is fetched, undefined if that failed
   #saving = 0; // the timer of the next save
+  #writing = 0; // saves under way
   #saved = 0; // when the last one was
   #fragment = "";
 
@@ -323,12 +324,17 @@ class Lab {
   async #save() {
     this.#saving = 0;
     this.#saved = performance.now();
-    history.replaceState(null, "", await this.link());
+    this.#writing += 1; // the address is packed in the background: a reload may come before it is there
+    try {
+      history.replaceState(null, "", await this.link());
+    } finally {
+      this.#writing -= 1;
+    }
   }
 
   /** A reload goes to the address as it was before it began: what is not in there yet waits in this tab. */
   #saveNow() {
-    if (this.#saving) remember("unsaved", plainFragment(this.state), "sessionStorage");
+    if (this.#saving || this.#writing) remember("unsaved", plainFragment(this.state), "sessionStorage");
   }
 
   /** The address that restores all of this. */
