@@ -293,6 +293,21 @@ def test_a_trial_whose_folder_a_slow_worker_still_holds_is_tried_again(monkeypat
     assert len(ended(made.trials)) == 1
 
 
+def test_a_trial_whose_worker_was_killed_at_its_very_beginning_is_done_by_another() -> None:
+    what = task(epochs=1)
+    made = opened(what)
+    base = study.own_values(what)
+    with pytest.warns(UserWarning, match="Heartbeat"):
+        made.ask()
+    for _ in range(2):  # it is put back once only
+        with study.in_storage("sqlite://"):
+            study.revive(made, grace=0)
+    assert [trial.state for trial in made.trials] == [TrialState.FAIL, TrialState.WAITING]
+    work(made, storage_url("", "s"), what, Budget(1))
+    assert base.items() <= made.trials[1].params.items()
+    assert len(ended(made.trials)) == 1
+
+
 def test_no_trial_begins_that_would_end_too_late() -> None:
     soon = time.monotonic() + 60
     assert Budget(10, soon).spent([], minutes=2)
@@ -525,7 +540,7 @@ def test_an_ablation_goes_on_after_an_interruption_and_pairs_its_seeds() -> None
     results = ablation.conduct(plan, again)
     assert len(again.names) == 2 * 4 - 2
     assert {row["name"] for row in results.rows} >= {"base-seed0", "bias-seed1", "together-seed1"}
-    told = {o["name"]: o for o in ablation.outcomes(plan, results.rows)}
+    told = {o["name"]: o for o in ablation.outcomes(results.rows)}
     errors = {row["name"]: row["outcome"]["error_percent"] for row in results.rows}
     apart = [errors[f"bias-seed{k}"] - errors[f"base-seed{k}"] for k in range(2)]
     assert told["bias"]["difference"] == pytest.approx(sum(apart) / 2)

@@ -336,7 +336,7 @@ def ablate(flags: Search, argv: list[str]) -> int:
     except KeyboardInterrupt:
         say(f"stopped; go on with: capsnet search {shlex.join(argv)}")
         return 130
-    told = ablation.outcomes(plan, results.rows)
+    told = ablation.outcomes(results.rows)
     if flags.json:
         print(json.dumps({"ablation": name, "outcomes": told, "rows": results.rows}))
         return 0

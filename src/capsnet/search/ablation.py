@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from capsnet import checkpoint, runs, training
-from capsnet.config import CapsNetConfig, Config, to_dict
+from capsnet.config import CapsNetConfig, Config, from_dict, to_dict
 from capsnet.errors import UserError, unknown
 from capsnet.evaluation import mean_and_std
 from capsnet.experiments import results as kept
@@ -188,20 +188,22 @@ def interval(values: Sequence[float]) -> float:
     return t * statistics.stdev(values) / math.sqrt(len(values))
 
 
-def outcomes(plan: Plan, records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def outcomes(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Each choice with its error over seeds and its difference from the base, seed by seed."""
     errors = {(r["method"], r["seed"]): r["outcome"]["error_percent"] for r in records}
     seconds = {(r["method"], r["seed"]): r["seconds"] for r in records}
+    configs = {r["method"]: from_dict(r["certificate"]["config"]) for r in records}
     told = []
-    for name, config in plan.configs().items():
+    for name, config in configs.items():
         seeds = [seed for method, seed in errors if method == name and (BASE, seed) in errors]
         if not seeds:
             continue
         apart = [errors[name, seed] - errors[BASE, seed] for seed in seeds]
         half = interval(apart) if name != BASE else 0.0
         mean, std = mean_and_std([errors[name, seed] for seed in seeds])
+        flags = train_flags(replace(config, seed=configs[BASE].seed), configs[BASE])
         told.append({
-            "name": name, "what": what(name), "flags": train_flags(config, plan.base), "seeds": seeds,
+            "name": name, "what": what(name), "flags": flags, "seeds": seeds,
             "error_percent": round(mean, 4), "std": round(std, 4), "difference": round(statistics.fmean(apart), 4),
             "half_interval_95": round(half, 4) if math.isfinite(half) else None,
             "seconds": round(statistics.fmean(seconds[name, seed] for seed in seeds), 1),

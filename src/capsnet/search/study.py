@@ -20,7 +20,7 @@ import shutil
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 
 import optuna
 import torch
-from optuna.exceptions import ExperimentalWarning, OptunaError, StorageInternalError
+from optuna.exceptions import ExperimentalWarning, OptunaError, StorageInternalError, UpdateFinishedTrialError
 from optuna.storages import RDBStorage, RetryHeartbeatStaleTrialCallback
 from optuna.trial import FrozenTrial, Trial, TrialState
 from sqlalchemy.engine import make_url
@@ -272,7 +272,9 @@ def revive(study: optuna.Study, grace: int) -> None:
     for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
         began = trial.datetime_start
         if "folder" not in trial.user_attrs and began and datetime.now() - began > timedelta(seconds=2 * grace):
-            study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)  # killed before its first heartbeat
+            with suppress(ValueError, UpdateFinishedTrialError):  # where another worker was quicker
+                study.tell(trial.number, state=TrialState.FAIL)  # killed before its first heartbeat
+                put_back(study, trial, RETRIES)
 
 
 def refuse_the_hopeless(study: optuna.Study) -> None:
@@ -296,11 +298,11 @@ class Objective:
         try:
             error = self.train(trial, config, folder)
         except KeyboardInterrupt:
-            put_back(trial)
+            put_back(trial.study, frozen(trial))
             raise
         except runs.Taken as taken:  # by a worker that was only slow: it ends when it hears that others think it dead
             time.sleep(TELL)
-            put_back(trial, RETRIES)
+            put_back(trial.study, frozen(trial), RETRIES)
             trial.set_user_attr("failure", str(taken))
             raise
         except FAILURES as failure:
@@ -334,10 +336,13 @@ class Objective:
         return outcome.error_percent
 
 
-def put_back(trial: Trial, most: int | None = None) -> None:
+def frozen(trial: Trial) -> FrozenTrial:
+    return trial.study.get_trials()[trial.number]
+
+
+def put_back(study: optuna.Study, trial: FrozenTrial, most: int | None = None) -> None:
     """Queue a trial that was interrupted, to go on where it was; at `most` so many times."""
-    frozen = trial.study.get_trials()[trial.number]
-    RetryHeartbeatStaleTrialCallback(most)(trial.study, frozen)
+    RetryHeartbeatStaleTrialCallback(most)(study, trial)
 
 
 def paced(config: Config, minutes: float) -> Config:
