@@ -40,8 +40,9 @@ chromium:
 	  { test "$$(id -u)" = 0 && command -v apt-get && apt-get update && apt-get install -y chromium; } || \
 	  echo "there is no Chromium and it cannot be installed from here: the tests of the Lab's page will fail"
 
+# one thread for each worker: threads that wait for each other are slow where cores are shared with others
 test: lint chromium
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 
 test-slow: lint chromium
 	$(BIN)/python -m pytest -m "slow or not slow"

@@ -18,6 +18,10 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from capsnet.evaluation import wilson_interval
+from capsnet.search.ablation import outcomes
+from capsnet.search.report import short
+
 ROOT = Path(__file__).resolve().parent.parent
 BLOCK = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 PRECISIONS = {
@@ -36,10 +40,10 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def demo() -> str:
-    """What `make demo` reached: one row for each seed that was run."""
+def seeds(name: str) -> str:
+    """What a preset reached: one row for each seed that was run."""
     rows = []
-    for run in read("quick"):
+    for run in read(name):
         test, birth = run["test"], run["certificate"]
         low, high = test["error_percent_interval_95"]
         rows.append(
@@ -251,6 +255,78 @@ def seeds_table(seeds: list[dict[str, Any]]) -> str:
     return table(["seed", "validation error", "test error", "training time", ""], rows)
 
 
+def ablation(name: str) -> str:
+    """One choice at a time beside its base: what helps first, what harms last."""
+    rows = read(f"ablation/{name}")["rows"]
+    base, *others = outcomes(rows)
+    birth = rows[0]["certificate"]
+    config, seconds = birth["config"], sum(row["seconds"] for row in rows)
+    note = (
+        f"The base is the preset `{config['preset']}`, trained for {config['epochs']} epochs on "
+        f"{birth['training_images']:,} digits: {base['error_percent']:.2f} ± {base['std']:.2f} % of {rows[0]['outcome']['n']:,} "
+        f"validation digits wrong over {len(base['seeds'])} seeds, after {base['seconds']:.0f} s each. All {len(rows)} "
+        f"trainings took {seconds / 60:.0f} minutes ({birth['machine']}).\n\n"
+    )
+    told = sorted(others, key=lambda o: o["difference"])
+    return note + table(
+        ["choice", "what it is", "validation error, %", "difference, points", "so it", "seconds"],
+        (
+            (
+                f"`{o['name']}`",
+                o["what"],
+                f"{o['error_percent']:.2f} ± {o['std']:.2f}",
+                f"{o['difference']:+.2f} ± {o['half_interval_95']:.2f}",
+                verdict(o),
+                f"{o['seconds']:.0f}",
+            )
+            for o in told
+        ),
+    )
+
+
+def verdict(outcome: dict[str, Any]) -> str:
+    if abs(outcome["difference"]) <= outcome["half_interval_95"]:
+        return "cannot be told apart"
+    return "**helps**" if outcome["difference"] < 0 else "**harms**"
+
+
+def search(name: str) -> str:
+    """A study: where it began, its best trials, what mattered in it and the command that came out."""
+    found = read(f"search/{name}")
+    counts, birth = found["counts"], found["certificate"]
+    note = (
+        f"{counts['complete']} trials of {found['minutes']:g} minutes of training trained to their end, "
+        f"{counts['pruned']} ended early, {counts['fail']} failed; {birth['seconds'] / 3600:.1f} hours in all "
+        f"({birth['machine']}).\n\n"
+    )
+    complete = sorted((t for t in found["trials"] if t["state"] == "complete"), key=lambda t: t["error_percent"])
+    shown = {t["number"]: t for t in [*complete[:5], *(t for t in complete if t["number"] == 0)]}
+    trials = table(
+        ["trial", "validation error (95 % interval)", "training", "epochs", "parameters", "values"],
+        (
+            (
+                "base" if number == 0 else str(number),
+                error_of(counted(*t["errors"])),
+                f"{t['seconds']:.0f} s",
+                str(t["epochs"]),
+                f"{t['parameters']:,}",
+                short(t["values"]),
+            )
+            for number, t in shown.items()
+        ),
+    )
+    shares = ", ".join(f"`{name}` {100 * share:.0f} %" for name, share in list(found["importance"].items())[:6])
+    matters = f"\nWhat mattered, by PED-ANOVA: {shares}.\n" if shares else ""
+    return f"{note}{trials}{matters}\nThe best, to be trained again:\n\n```\n{found['command']}\n```\n"
+
+
+def counted(errors: int, n: int) -> dict[str, Any]:
+    """Mistakes as a summary has them."""
+    low, high = wilson_interval(errors, n)
+    return {"errors": errors, "n": n, "error_percent": 100 * errors / n,
+            "error_percent_interval_95": (100 * low, 100 * high)}  # fmt: skip
+
+
 def lab() -> str:
     """How fast the Lab's page answers, measured in the browser."""
     result = read("lab")
@@ -266,7 +342,7 @@ def lab() -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     "summary": summary,
-    "demo": demo,
+    "demo": lambda: seeds("quick"),
     "bench": lambda: bench("bench"),
     "bench-36": lambda: bench("bench-36"),
     "breakdown": breakdown,
@@ -278,6 +354,12 @@ TABLES: dict[str, Callable[[], str]] = {
     "models-linked": lambda: models("docs/models.md"),
     "model-cards": model_cards,
     "fine-tuning": fine_tuning,
+    "ablation-paper": lambda: ablation("paper"),
+    "ablation-quick": lambda: ablation("quick"),
+    "search-minute": lambda: search("minute"),
+    "search-five": lambda: search("five"),
+    "search-hour": lambda: search("hour"),
+    "best": lambda: seeds("best"),
     "lab": lab,
 }
 
