@@ -54,7 +54,6 @@ class Lab {
   #asked = ""; // the last question's settings, to see whether a new one is needed
   #digits = new Map(); // model/index → {pixels, shape, label}, null while it is fetched, undefined if that failed
   #saving = 0; // the timer of the next save
-  #writing = 0; // saves under way
   #saved = 0; // when the last one was
   #fragment = "";
 
@@ -126,8 +125,8 @@ class Lab {
     this.readColours();
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.readColours());
     addEventListener("hashchange", () => this.#restore());
-    addEventListener("beforeunload", () => this.#saveNow());
     await this.#restore();
+    addEventListener("beforeunload", () => this.#saveNow()); // only now is there anything to lose
     await this.#connect();
   }
 
@@ -148,7 +147,7 @@ class Lab {
     }
   }
 
-  /** What the last page of this tab could not save, if this is its reload; once. */
+  /** All that was on the last page of this tab, if this is its reload; once. */
   #unsaved() {
     const fragment = forget("unsaved", "sessionStorage");
     const reloaded = performance.getEntriesByType("navigation")[0]?.type === "reload";
@@ -324,17 +323,12 @@ class Lab {
   async #save() {
     this.#saving = 0;
     this.#saved = performance.now();
-    this.#writing += 1; // the address is packed in the background: a reload may come before it is there
-    try {
-      history.replaceState(null, "", await this.link());
-    } finally {
-      this.#writing -= 1;
-    }
+    history.replaceState(null, "", await this.link());
   }
 
-  /** A reload goes to the address as it was before it began: what is not in there yet waits in this tab. */
+  /** A reload goes to the address as the browser last heard of it: what it has not heard yet waits in this tab. */
   #saveNow() {
-    if (this.#saving || this.#writing) remember("unsaved", plainFragment(this.state), "sessionStorage");
+    remember("unsaved", plainFragment(this.state), "sessionStorage");
   }
 
   /** The address that restores all of this. */
