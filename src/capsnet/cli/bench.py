@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from capsnet import bench as measured
 from capsnet import checkpoint
-from capsnet.cli.flags import MaybePath, parse
+from capsnet.cli.flags import MaybePath, Switch, parse
 from capsnet.config import CapsNetConfig, get_preset
 from capsnet.errors import UserError
 from capsnet.terminal import Counter, print_table
@@ -25,11 +25,11 @@ class Bench:
       capsnet bench --sweep --plot sweep.png
     """
 
-    quick: bool = False
+    quick: Switch = False
     """Inside 90 seconds: fewer repeats, without the breakdown and the machine's own peak."""
-    sweep: bool = False
+    sweep: Switch = False
     """How cost grows with batch, image size, capsules, classes and iterations."""
-    precision: bool = False
+    precision: Switch = False
     """Instead: train the quick preset for an epoch in float32 and bfloat16, three seeds each, and compare."""
     plot: MaybePath = None
     """Write a picture here (.png or .svg): of the sweep, or of where a step's time goes."""
@@ -41,7 +41,7 @@ class Bench:
     """Images in a step."""
     repeats: int = 7
     """Turns of each side."""
-    json: bool = False
+    json: Switch = False
     """Print JSON."""
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from tyro.conf import Positional, arg
 
 from capsnet import checkpoint, data, zoo
-from capsnet.cli.flags import parse
+from capsnet.cli.flags import Switch, parse
 from capsnet.config import PROMISES
 from capsnet.data import sources
 from capsnet.data.datasets import MADE
@@ -32,7 +32,7 @@ class Models:
     """A shipped model whose card to show (default: list everything)."""
     runs: Path = Path("runs")
     """Folder in which to look for runs."""
-    json: bool = False
+    json: Switch = False
     """Print JSON."""
 
 
@@ -153,7 +153,7 @@ class Data:
     """What to do: list what there is, fetch into the cache, or verify checksums."""
     names: Annotated[Positional[tuple[str, ...]], arg(metavar="NAME…", help_behavior_hint="")] = ()
     """Which data sets (default: all for list and verify)."""
-    json: bool = False
+    json: Switch = False
     """Print JSON."""
 
 

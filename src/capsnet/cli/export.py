@@ -9,7 +9,7 @@ from typing import Any
 
 from capsnet import checkpoint
 from capsnet import export as exporting
-from capsnet.cli.flags import MaybePath, ModelName, parse
+from capsnet.cli.flags import MaybePath, ModelName, Switch, parse
 from capsnet.terminal import print_table, say
 
 
@@ -33,11 +33,11 @@ class Export:
     """onnx for onnxruntime and others; torch for torch.export.load."""
     out: MaybePath = None
     """File to write (default: the model's name with .onnx or .pt2, in the current folder)."""
-    force: bool = False
+    force: Switch = False
     """Overwrite the file if it exists."""
-    skip_speed: bool = False
+    skip_speed: Switch = False
     """Do not measure how fast it is."""
-    json: bool = False
+    json: Switch = False
     """Print JSON: file, inputs, outputs, differences from the model, images a second."""
 
 

@@ -13,7 +13,7 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from capsnet.cli.flags import MaybeInt, parse
+from capsnet.cli.flags import MaybeInt, Switch, parse
 from capsnet.errors import UserError
 from capsnet.terminal import say
 
@@ -39,9 +39,9 @@ class Lab:
     """Port (default: the first that is free from 8700 on)."""
     host: str = "127.0.0.1"
     """Address to listen on; 0.0.0.0 lets everybody in your network use it."""
-    no_browser: bool = False
+    no_browser: Switch = False
     """Do not open a browser, only print the address."""
-    json: bool = False
+    json: Switch = False
     """Print {"url": …} as the first line, for programs."""
 
 

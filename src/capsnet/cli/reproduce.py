@@ -14,7 +14,7 @@ from rich.progress import TextColumn
 from tyro.conf import Positional, arg
 
 from capsnet import experiments, training
-from capsnet.cli.flags import MaybePath, MaybeStr, parse
+from capsnet.cli.flags import MaybePath, MaybeStr, Switch, parse
 from capsnet.errors import UserError, unknown
 from capsnet.experiments.conduct import Show, conduct
 from capsnet.experiments.plan import BUDGETS, Experiment, Row, Table, check_budget
@@ -42,7 +42,7 @@ class Reproduce:
 
     name: Name = ""
     """The experiment, or report."""
-    list: bool = False
+    list: Switch = False
     """Name the experiments, what there is of them, and stop."""
     budget: str = "hour"
     """smoke (does it run?), hour (narrowed networks) or full (the paper's networks and sizes)."""
@@ -54,7 +54,7 @@ class Reproduce:
     """With --model: of these image files (default: test images)."""
     out: MaybePath = None
     """With --model: folder for the pictures (default: figures, beside the model's file)."""
-    json: bool = False
+    json: Switch = False
     """Print the results as JSON."""
 
 

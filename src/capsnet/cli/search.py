@@ -24,7 +24,7 @@ from rich.text import Text
 from tyro.conf import arg
 
 from capsnet import training
-from capsnet.cli.flags import MaybeInt, MaybeStr, parse
+from capsnet.cli.flags import MaybeInt, MaybeStr, Switch, parse
 from capsnet.cli.reproduce import RowBar, Shown
 from capsnet.cli.train import defaults, take_preset
 from capsnet.config import Config
@@ -82,15 +82,15 @@ class Search:
     """End trials early that others have left behind: median (worse than half of them), halving, or none."""
     grace: int = 60
     """Seconds after which a silent worker counts as dead, and its trial goes to another."""
-    report: bool = False
+    report: Switch = False
     """Only report on a study that is there."""
-    work: bool = False
+    work: Switch = False
     """Only work, without table and report: what --workers starts."""
     ablate: Suspects = ()
     """Instead of a search: train the base, each of these choices, and the authors' ones together. suspects for all."""
     seeds: int = 3
     """With --ablate: how often each is trained."""
-    json: bool = False
+    json: Switch = False
     """Print the outcome as JSON."""
     config: Annotated[Config, arg(name="")] = field(default_factory=Config)
 

@@ -15,7 +15,7 @@ from typing import Annotated
 from tyro.conf import arg
 
 from capsnet import runs, training
-from capsnet.cli.flags import MaybePath, parse
+from capsnet.cli.flags import MaybePath, Switch, parse
 from capsnet.config import Config, get_preset
 from capsnet.errors import UserError
 from capsnet.pretrained import starting_from
@@ -39,11 +39,11 @@ class Train:
     """Folder of the run (default: runs/PRESET-DATA, numbered where that exists)."""
     resume: MaybePath = None
     """Go on with the interrupted run in this folder; its own settings hold."""
-    no_report: bool = False
+    no_report: Switch = False
     """Do not write report.html (curves, mistakes, reconstructions, tweaks)."""
-    no_tensorboard: bool = False
+    no_tensorboard: Switch = False
     """Do not log for TensorBoard."""
-    json: bool = False
+    json: Switch = False
     """Print the result as JSON."""
     config: Annotated[Config, arg(name="")] = field(default_factory=Config)
 

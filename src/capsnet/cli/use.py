@@ -16,7 +16,7 @@ from torch import Tensor
 from tyro.conf import arg
 
 from capsnet import checkpoint, data, training, zoo
-from capsnet.cli.flags import ImageNames, MaybeFloat, MaybeInt, MaybePath, MaybeStr, ModelName, parse
+from capsnet.cli.flags import ImageNames, MaybeFloat, MaybeInt, MaybePath, MaybeStr, ModelName, Switch, parse
 from capsnet.config import Config, from_dict
 from capsnet.data import multimnist, options
 from capsnet.data.datasets import DEFAULT_VALIDATION, MADE
@@ -51,7 +51,7 @@ class Evaluate:
     """Images in a batch; of no consequence for the result."""
     device: str = "auto"
     """auto, cpu, cuda or mps."""
-    json: bool = False
+    json: Switch = False
     """Print JSON: n, errors, error_percent and more."""
 
 
@@ -131,7 +131,7 @@ class Predict:
     """A shipped model's name (see `capsnet models`), a run's folder or a .safetensors file."""
     images: ImageNames
     """Image files, folders of them, or - for stdin."""
-    raw: bool = False
+    raw: Switch = False
     """Do not prepare images as MNIST was made; only scale them to the model's size."""
     top: MaybeInt = None
     """Name this many longest classes (default: 1; 2 for a model that was shown two in every image)."""
@@ -139,7 +139,7 @@ class Predict:
     """Name all classes that are at least this long instead (default, where the number of labels differs: 0.5)."""
     device: str = "auto"
     """auto, cpu, cuda or mps."""
-    json: bool = False
+    json: Switch = False
     """Print JSON, one object with a list of predictions."""
 
 
@@ -287,9 +287,9 @@ class Reconstruct:
     """Class whose capsule is decoded (default: the longest); without images, test images of that class are taken."""
     out: MaybePath = None
     """File to write, .png or .svg (default: WHAT.png in the run's folder or here)."""
-    raw: bool = False
+    raw: Switch = False
     """Do not prepare images as MNIST was made."""
-    force: bool = False
+    force: Switch = False
     """Overwrite the file if it exists."""
 
 
