@@ -17,7 +17,7 @@ from capsnet import kernels
 from capsnet.errors import UserError
 from capsnet.kernels import convolution, stem
 from capsnet.kernels.allocator import keep_memory
-from capsnet.kernels.bilinear import algorithm, multiply, phase_sizes
+from capsnet.kernels.bilinear import PRECISIONS, algorithm, multiply, phase_sizes
 from capsnet.kernels.convolution import best_tile, conv2d
 from capsnet.kernels.stem import stem_conv2d, stem_pays
 
@@ -232,11 +232,12 @@ def test_an_exported_program_runs_without_this_package(always_fast: None) -> Non
     assert relative(program.module()(more), F.conv2d(more, weight, None, 2)) < 1e-5
 
 
-def test_the_operators_keep_pytorchs_rules_for_operators() -> None:
+@pytest.mark.parametrize("precision", ["exact", "rough"])
+def test_the_operators_keep_pytorchs_rules_for_operators(precision: str) -> None:
     x, weight, bias = tensors(2, 3, 4, 9, 9, 5, 5)
-    torch.library.opcheck(convolution._conv, (x, weight, bias, 2, [3, 2], False, True))
+    torch.library.opcheck(convolution._conv, (x, weight, bias, 2, [3, 2], precision, True))
     _, weight2, bias2 = tensors(2, 4, 4, 9, 9, 3, 3)
-    torch.library.opcheck(stem._stem, (x, weight, bias, weight2, bias2, [1, 2], False, True))
+    torch.library.opcheck(stem._stem, (x, weight, bias, weight2, bias2, [1, 2], precision, True))
 
 
 def test_a_second_derivative_is_refused_with_the_way_to_get_it(always_fast: None) -> None:
@@ -288,6 +289,22 @@ def test_without_hardware_bfloat16_is_computed_in_float32(always_fast: None, mon
     assert half.dtype == torch.bfloat16
 
 
+@pytest.mark.parametrize("size", [11, 15, 20, 24, 28, 40])
+def test_without_hardware_bfloat16_takes_fewer_products_and_is_far_more_exact(
+    size: int, always_fast: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(convolution, "has_bf16", lambda: False)
+
+    def fast(*inputs: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return conv2d(*inputs, 2)
+
+    agree(fast, lambda *a: F.conv2d(*a, stride=2), tensors(4, 32, 16, size, size, 9, 9), tolerance=5e-4)
+    tile = (size - 9) // 2 + 1, (size - 9) // 2 + 1
+    rough, exact = (sum(m for m, _ in phase_sizes((9, 9), 2, tile, how)) for how in ("rough", "exact"))
+    assert rough < exact or tile == (2, 2)
+
+
 @pytest.mark.parametrize("autocast", [True, False])
 def test_bfloat16_in_hardware_is_within_two_percent(always_fast: None, hardware_bf16: None, autocast: bool) -> None:
     x, weight, bias = tensors(4, 32, 16, 20, 20, 9, 9)
@@ -311,8 +328,9 @@ def test_bfloat16_in_hardware_is_within_two_percent(always_fast: None, hardware_
 def test_the_costs_count_the_products_that_there_are(
     kernel: tuple[int, int], stride: int, tile: tuple[int, int]
 ) -> None:
-    phases = algorithm(kernel, stride, tile, torch.float32).phases
-    assert phase_sizes(kernel, stride, tile) == [tuple(phase.B.shape) for phase in phases]
+    for precision in PRECISIONS:
+        phases = algorithm(kernel, stride, tile, precision).phases
+        assert phase_sizes(kernel, stride, tile, precision) == [tuple(phase.B.shape) for phase in phases]
 
 
 def test_keeping_memory_says_whether_it_did(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ are reported, and the ratios are what counts.
                materialised, the system's allocator as it is
     plain      this project's readable path, the allocator told to keep memory
     fast       this project's default path, the same allocator
-    fast-bf16  the same with products in bfloat16 where the machine has them in hardware
+    fast-bf16  the same with products in bfloat16 where the processor has it, else fewer and rougher ones in float32
 """
 
 from __future__ import annotations

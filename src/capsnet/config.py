@@ -181,7 +181,7 @@ class Config:
     clip: float = 0.0
     """Clip the norm of the gradient at this; 0 for never."""
     precision: Literal["fp32", "bf16"] = "fp32"
-    """bf16: large products in bfloat16 where the machine has them in hardware."""
+    """bf16: large products in bfloat16 where the processor has it, else fewer and rougher ones in float32."""
     patience: int = 0
     """Stop when the validation error has not improved for this many epochs; 0 for never."""
     stop_at: float = 0.0

@@ -11,8 +11,13 @@ for the rest pairs on the unit circle: all close enough to the circle that power
 |-----------------------------------------------------|----------|-------------------------|
 | DFT                                                 | 148      | 0.7e-6                  |
 | 0, ∞, ±1, 3 pairs on the circle                     | 142      | 0.7e-6                  |
-| 0, ∞, ±0.8, ±1.25, 2 pairs on the circle (this one) | 132      | 1.3e-6                  |
+| 0, ∞, ±0.8, ±1.25, 2 pairs on the circle (exact)    | 132      | 1.3e-6                  |
 | 0, ∞, ±1, ±2, ±1/2, ±i                              | 118      | 6.9e-6                  |
+| 0, ∞, ±0.4, ±0.74, ±1.36, ±2.5 (rough)              | 100      | 5e-5                    |
+
+Who asks for bfloat16 asks for speed at the price of a relative error of 1e-2. A processor without bfloat16
+arithmetic can trade as well: `rough` takes real points as long as errors stay near 1e-4, with a quarter fewer
+products than `exact`, all of them in float32.
 
 With a stride s the image falls apart into s² phases, each convolved with every s-th tap, and the results are
 added. The phases share the points and A, so they are added before A is applied. A phase that is one tap
@@ -27,30 +32,45 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-RADIUS = 0.8  # of 0.7, 0.75, … 0.9 the best at n = 10; 0.7 is a little better below 7, 0.85 above 16
+
+class Points(NamedTuple):
+    """How many pairs ±r of real points at most, the smallest r (the largest is its inverse), and the operands' type."""
+
+    reals: int
+    radius: float
+    dtype: torch.dtype
+
+
+PRECISIONS: dict[str, Points] = {  # of radii in steps of 0.05 or 0.1 the best at n = 10, and near it elsewhere
+    "exact": Points(2, 0.8, torch.float32),
+    "rough": Points(5, 0.4, torch.float32),  # with a sixth pair errors are 1e-3
+    "bf16": Points(2, 0.8, torch.bfloat16),
+}
 
 Pair = tuple[int, int]
 Array = np.ndarray  # the constants come from NumPy, which no mode of PyTorch can reach (lazy conjugation did)
 Point = complex | None  # None is infinity; a complex point stands for its conjugate too
 
 
-def points(n: int) -> list[Point]:
+def points(n: int, precision: str) -> list[Point]:
     """Where polynomials are evaluated, infinity first; n numbers in all, as a conjugate pair counts two.
 
-    >>> points(6)
+    >>> points(6, "exact")
     [None, 0j, (0.8+0j), (-0.8+0j), (1.25+0j), (-1.25+0j)]
     """
+    most, radius, _ = PRECISIONS[precision]
     pairs = (n - 1) // 2  # of finite points other than 0
+    reals = min(pairs, most)
+    radii = [radius ** (1 - 2 * k / (reals - 1)) for k in range(reals)] if reals > 1 else [1.0] * reals
+    circle = [cmath.exp(1j * cmath.pi * k / (pairs - reals + 1)) for k in range(1, pairs - reals + 1)]
     zero = [0j] if n % 2 == 0 else []
-    if pairs < 2:
-        return [None, *zero, *[1 + 0j, -1 + 0j] * pairs]
-    circle = [cmath.exp(1j * cmath.pi * k / (pairs - 1)) for k in range(1, pairs - 1)]
-    return [None, *zero, *(complex(sign * r) for r in (RADIUS, 1 / RADIUS) for sign in (1, -1)), *circle]
+    return [None, *zero, *(complex(sign * r) for r in radii for sign in (1, -1)), *circle]
 
 
 def _is_pair(point: Point) -> bool:
@@ -151,14 +171,14 @@ def _phase_taps(kernel: Pair, stride: int, start: Pair) -> Pair:
     return -(-(kernel[0] - start[0]) // stride), -(-(kernel[1] - start[1]) // stride)
 
 
-def phase_sizes(kernel: Pair, stride: int, tile: Pair) -> list[Pair]:
+def phase_sizes(kernel: Pair, stride: int, tile: Pair, precision: str = "exact") -> list[Pair]:
     """Products and inputs of each phase, without computing any constants.
 
     >>> phase_sizes((9, 9), 2, (6, 6))
     [(132, 100), (120, 90), (120, 90), (109, 81)]
     """
-    full = _phase_taps(kernel, stride, (0, 0))
-    pair_h, pair_w = (max(0, (t + n - 2) // 2 - 2) for t, n in zip(full, tile, strict=True))
+    full, most = _phase_taps(kernel, stride, (0, 0)), PRECISIONS[precision].reals
+    pair_h, pair_w = (max(0, (t + n - 2) // 2 - most) for t, n in zip(full, tile, strict=True))
     sizes = []
     for start in _phase_starts(kernel, stride):
         h, w = (t + n - 1 for t, n in zip(_phase_taps(kernel, stride, start), tile, strict=True))
@@ -168,10 +188,10 @@ def phase_sizes(kernel: Pair, stride: int, tile: Pair) -> list[Pair]:
 
 
 @lru_cache(maxsize=64)
-def algorithm(kernel: Pair, stride: int, tile: Pair, dtype: torch.dtype) -> Algorithm:
+def algorithm(kernel: Pair, stride: int, tile: Pair, precision: str) -> Algorithm:
     """The constants for a tile, computed once in double precision."""
-    full = _phase_taps(kernel, stride, (0, 0))
-    at = [points(t + n - 1) for t, n in zip(full, tile, strict=True)]
+    full, dtype = _phase_taps(kernel, stride, (0, 0)), PRECISIONS[precision].dtype
+    at = [points(t + n - 1, precision) for t, n in zip(full, tile, strict=True)]
     grid, phases = _Grid(*at), []
     with torch.inference_mode(False):
         for start in _phase_starts(kernel, stride):

@@ -16,17 +16,24 @@ import torch
 from torch import Tensor
 from torch.nn.grad import conv2d_input
 
-from capsnet.kernels.bilinear import Algorithm, Pair, Phase, multiply, multiply_backward, phase_sizes
+from capsnet.kernels.bilinear import (
+    PRECISIONS,
+    Algorithm,
+    Pair,
+    Phase,
+    multiply,
+    multiply_backward,
+    phase_sizes,
+)
 from capsnet.kernels.convolution import (
     choose_tile,
     empty_output,
     from_output,
-    has_bf16,
     if_wanted,
     out_size,
     plan_for,
+    precision_for,
     to_output,
-    wants_bf16,
     window,
 )
 from capsnet.kernels.once import differentiable_once
@@ -62,12 +69,12 @@ def _stem(
     weight2: Tensor,
     bias2: Tensor | None,
     strides: list[int],
-    bf16: bool,
+    precision: str,
     keep: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The result; and, if they are to be kept, the hidden layer, phase by phase, and its transform."""
     b, c, out = len(x), len(weight1), _stem_out(x, weight1, weight2, strides)
-    plan = plan_for(weight2, strides[1], list(out), bf16)
+    plan = plan_for(weight2, strides[1], list(out), precision)
     sizes = _positions(plan, b)
     bias = weight1.new_zeros(c) if bias1 is None else bias1
     columns = torch.cat([weight1.flatten(1), bias[:, None]], 1).T.to(plan.tap_order.dtype)
@@ -91,13 +98,13 @@ def _(
     weight2: Tensor,
     bias2: Tensor | None,
     strides: list[int],
-    bf16: bool,
+    precision: str,
     keep: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     out, c = _stem_out(x, weight1, weight2, strides), len(weight1)
     y = empty_output(x, x.shape[0], weight2.shape[0], out)
-    sizes = phase_sizes((weight2.shape[2], weight2.shape[3]), strides[1], out)
-    rows, dtype = len(x) if keep else 0, torch.bfloat16 if bf16 else torch.float32
+    sizes = phase_sizes((weight2.shape[2], weight2.shape[3]), strides[1], out, precision)
+    rows, dtype = len(x) if keep else 0, PRECISIONS[precision].dtype
     hidden = x.new_empty((rows * sum(n for _, n in sizes), c), dtype=dtype)
     return y, hidden, x.new_empty(rows * c * sum(m for m, _ in sizes), dtype=dtype)
 
@@ -111,12 +118,12 @@ def _stem_backward(
     hidden: Tensor,
     flat: Tensor,
     strides: list[int],
-    bf16: bool,
+    precision: str,
     needs: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of x, weight1, bias1, weight2 and bias2, as far as they are needed."""
     b, c, out = len(x), len(weight1), (grad.shape[2], grad.shape[3])
-    plan = plan_for(weight2, strides[1], list(out), bf16)
+    plan = plan_for(weight2, strides[1], list(out), precision)
     places = iter(hidden.split(_positions(plan, b)))
     grad_columns = grad.new_zeros(weight1[0].numel() + 1, c)
     size1 = out_size(x.shape, weight1.shape, strides[0])
@@ -153,7 +160,7 @@ def _(
     hidden: Tensor,
     flat: Tensor,
     strides: list[int],
-    bf16: bool,
+    precision: str,
     needs: list[bool],
 ) -> tuple[Tensor, ...]:
     shapes = [x.shape, weight1.shape, weight1.shape[:1], weight2.shape, weight2.shape[:1]]
@@ -201,5 +208,5 @@ def stem_conv2d(
     """
     tensors = [t if t is None else t.float() for t in (x, weight1, bias1, weight2, bias2)]
     keep = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
-    y, *_ = _stem(*tensors, [stride1, stride2], wants_bf16(x) and has_bf16(), keep)
+    y, *_ = _stem(*tensors, [stride1, stride2], precision_for(x), keep)
     return y.to(x.dtype)
