@@ -260,16 +260,14 @@ def ablation(name: str) -> str:
     rows = read(f"ablation/{name}")["rows"]
     base, *others = outcomes(rows)
     birth = rows[0]["certificate"]
-    config, seconds = birth["config"], sum(row["seconds"] for row in rows)
+    config, n = birth["config"], rows[0]["outcome"]["n"]
     note = (
         f"The base is the preset `{config['preset']}`, trained for {config['epochs']} epochs on "
-        f"{birth['training_images']:,} digits: {base['error_percent']:.2f} ± {base['std']:.2f} % of {rows[0]['outcome']['n']:,} "
-        f"validation digits wrong over {len(base['seeds'])} seeds, after {base['seconds']:.0f} s each. All {len(rows)} "
-        f"trainings took {seconds / 60:.0f} minutes ({birth['machine']}).\n\n"
+        f"{birth['training_images']:,} digits: {base['error_percent']:.2f} ± {base['std']:.2f} % of {n:,} validation "
+        f"digits wrong, over {len(base['seeds'])} seeds.\n\n"
     )
-    told = sorted(others, key=lambda o: o["difference"])
     return note + table(
-        ["choice", "what it is", "validation error, %", "difference, points", "so it", "seconds"],
+        ["choice", "what it is", "validation error, %", "difference, points", "so it"],
         (
             (
                 f"`{o['name']}`",
@@ -277,9 +275,8 @@ def ablation(name: str) -> str:
                 f"{o['error_percent']:.2f} ± {o['std']:.2f}",
                 f"{o['difference']:+.2f} ± {o['half_interval_95']:.2f}",
                 verdict(o),
-                f"{o['seconds']:.0f}",
             )
-            for o in told
+            for o in sorted(others, key=lambda o: o["difference"])
         ),
     )
 
