@@ -273,7 +273,7 @@ def ablation(name: str) -> str:
                 f"`{o['name']}`",
                 o["what"],
                 f"{o['error_percent']:.2f} ± {o['std']:.2f}",
-                f"{o['difference']:+.2f} ± {o['half_interval_95']:.2f}",
+                f"{o['difference']:+.2f}{spread(o)}",
                 verdict(o),
             )
             for o in sorted(others, key=lambda o: o["difference"])
@@ -281,8 +281,14 @@ def ablation(name: str) -> str:
     )
 
 
+def spread(outcome: dict[str, Any]) -> str:
+    half = outcome["half_interval_95"]
+    return "" if half is None else f" ± {half:.2f}"
+
+
 def verdict(outcome: dict[str, Any]) -> str:
-    if abs(outcome["difference"]) <= outcome["half_interval_95"]:
+    half = outcome["half_interval_95"]
+    if half is None or abs(outcome["difference"]) <= half:
         return "cannot be told apart"
     return "**helps**" if outcome["difference"] < 0 else "**harms**"
 

@@ -232,11 +232,12 @@ def test_an_exported_program_runs_without_this_package(always_fast: None) -> Non
     assert relative(program.module()(more), F.conv2d(more, weight, None, 2)) < 1e-5
 
 
-@pytest.mark.parametrize("precision", ["exact", "rough"])
+@pytest.mark.parametrize("precision", PRECISIONS)
 def test_the_operators_keep_pytorchs_rules_for_operators(precision: str) -> None:
-    x, weight, bias = tensors(2, 3, 4, 9, 9, 5, 5)
-    torch.library.opcheck(convolution._conv, (x, weight, bias, 2, [3, 2], precision, True))
-    _, weight2, bias2 = tensors(2, 4, 4, 9, 9, 3, 3)
+    x, weight, bias = tensors(2, 3, 4, 20, 20, 9, 9)
+    torch.library.opcheck(convolution._conv, (x, weight, bias, 2, [6, 6], precision, True))
+    x, weight, bias = tensors(2, 3, 4, 22, 22, 3, 3)
+    _, weight2, bias2 = tensors(2, 4, 4, 20, 20, 9, 9)
     torch.library.opcheck(stem._stem, (x, weight, bias, weight2, bias2, [1, 2], precision, True))
 
 
@@ -289,20 +290,33 @@ def test_without_hardware_bfloat16_is_computed_in_float32(always_fast: None, mon
     assert half.dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize("size", [11, 15, 20, 24, 28, 40])
-def test_without_hardware_bfloat16_takes_fewer_products_and_is_far_more_exact(
-    size: int, always_fast: None, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("size", "kernel"), [(11, 9), (15, 9), (20, 9), (24, 9), (28, 9), (40, 9), (36, 25), (47, 32)])
+@pytest.mark.parametrize("fused", [False, True])
+def test_without_hardware_bfloat16_is_rough_and_far_more_exact_than_bfloat16(
+    size: int, kernel: int, fused: bool, always_fast: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(convolution, "has_bf16", lambda: False)
+    stride = 2 if kernel == 9 else 1
+    inputs = tensors(4, 32, 16, size, size, kernel, kernel)
+    if fused:
+        image, weight1, bias1 = tensors(4, 1, 32, size + 2, size + 2, 3, 3)
+        inputs = [image, weight1, bias1, *inputs[1:]]
 
-    def fast(*inputs: Tensor) -> Tensor:
+    def fast(*tensors: Tensor) -> Tensor:
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            return conv2d(*inputs, 2)
+            return stem_conv2d(*tensors, 1, stride) if fused else conv2d(*tensors, stride)
 
-    agree(fast, lambda *a: F.conv2d(*a, stride=2), tensors(4, 32, 16, size, size, 9, 9), tolerance=5e-4)
-    tile = (size - 9) // 2 + 1, (size - 9) // 2 + 1
-    rough, exact = (sum(m for m, _ in phase_sizes((9, 9), 2, tile, how)) for how in ("rough", "exact"))
-    assert rough < exact or tile == (2, 2)
+    def plain(*tensors: Tensor) -> Tensor:
+        *first, weight, bias = tensors
+        x = F.conv2d(*first).relu() if fused else first[0]
+        return F.conv2d(x, weight, bias, stride)
+
+    agree(fast, plain, inputs, tolerance=5e-4)
+
+
+def test_a_rough_convolution_takes_a_quarter_fewer_products_for_the_papers_network() -> None:
+    rough, exact = (sum(m for m, _ in phase_sizes((9, 9), 2, (6, 6), how)) for how in ("rough", "exact"))
+    assert (rough, exact) == (361, 481)
 
 
 @pytest.mark.parametrize("autocast", [True, False])

@@ -218,10 +218,13 @@ differentiable_once(_conv_backward, "convolution")
 
 
 def _bilinear_cost(b: int, c: int, o: int, out: Pair, kernel: Pair, stride: int, tile: Pair) -> float:
-    """Time of the forward pass in multiply-adds of its products; what is not one was measured in this coin."""
+    """Time of the forward pass in multiply-adds of its products; what is not one was measured in this coin.
+
+    It is that of the exact form: another precision is not worth another choice.
+    """
     rows, taps = b * len(_tiles(tile, out)), prod(kernel) / min(stride, *kernel) ** 2
     cost = 25e6  # to call some thirty operators
-    for m, inputs in phase_sizes(kernel, stride, tile):
+    for m, inputs in phase_sizes(kernel, stride, tile, "exact"):
         cost += m * rows * c * o + 0.9 * (m * inputs * rows * c + m * taps * c * o)
         cost += 38 * inputs * rows * c + 21 * m * c * o + 16 * m * rows * o  # memory: x, G·w and the products
     return cost

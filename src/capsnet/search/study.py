@@ -20,7 +20,7 @@ import shutil
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -269,12 +269,16 @@ def work(
 def revive(study: optuna.Study, grace: int) -> None:
     """Put the trials of dead workers back into the queue."""
     optuna.storages.fail_stale_trials(study)
-    for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+    for trial in study.get_trials(states=(TrialState.RUNNING,)):
         began = trial.datetime_start
-        if "folder" not in trial.user_attrs and began and datetime.now() - began > timedelta(seconds=2 * grace):
-            with suppress(ValueError, UpdateFinishedTrialError):  # where another worker was quicker
-                study.tell(trial.number, state=TrialState.FAIL)  # killed before its first heartbeat
-                put_back(study, trial, RETRIES)
+        begun = trial.user_attrs.get("begun") == trial.number  # a trial that was put back has what the first one had
+        if begun or not began or datetime.now() - began < timedelta(seconds=2 * grace):
+            continue
+        try:
+            study.tell(trial.number, state=TrialState.FAIL)  # killed before its first heartbeat
+        except (ValueError, UpdateFinishedTrialError):  # another worker was quicker
+            continue
+        put_back(study, trial, RETRIES)
 
 
 def refuse_the_hopeless(study: optuna.Study) -> None:
@@ -294,6 +298,7 @@ class Objective:
     def __call__(self, trial: Trial) -> float:
         config = suggest(trial, self.task.space, self.task.base)
         folder = self.place(trial)
+        trial.set_user_attr("begun", trial.number)
         trial.set_user_attr("worker", os.getpid())
         try:
             error = self.train(trial, config, folder)
