@@ -20,6 +20,15 @@ from capsnet.kernels.routing_torch import OwnVotes, SharedVotes
 WAYS = ["own", "shared", "fused"]
 
 
+@pytest.fixture(autouse=True, scope="module")
+def two_threads() -> Iterator[None]:
+    """However few there are otherwise: the loops are shared out among threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
 def reference(
     u: Tensor, W: Tensor, bias: Tensor | None, iterations: int, leaky: bool = False, detach: bool = False
 ) -> Tensor:

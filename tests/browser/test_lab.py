@@ -566,6 +566,20 @@ def test_a_dimension_gets_a_name_that_the_link_keeps(opened: Opened) -> None:
     expect(page.locator("#pose")).to_contain_text("thickness")
 
 
+def test_a_link_that_is_pasted_after_a_reload_is_what_one_sees(opened: Opened) -> None:
+    page = opened()
+    link = page.evaluate("() => lab.link()")
+    page.locator("#pose input[data-dim='2']").focus()
+    page.keyboard.press("F2")
+    page.keyboard.type("thickness")
+    page.keyboard.press("Enter")
+    expect(page.locator("#pose")).to_contain_text("thickness")
+    page.reload()
+    expect(page.locator("#pose")).to_contain_text("thickness")
+    page.evaluate("link => { location.href = link }", link)
+    expect(page.locator("#pose")).not_to_contain_text("thickness")
+
+
 def test_the_length_can_be_kept_and_everything_reset(page: Page) -> None:
     move_slider(page, "#pose input[data-dim='0']", 0.9)
     longer = canvas(page, "#reconstruction")

@@ -14,7 +14,7 @@ import { Decoder } from "./decoder.js";
 import * as hand from "./hand.js";
 import * as header from "./header.js";
 import * as input from "./input.js";
-import { forget, remember } from "./memory.js";
+import { forget, recall, remember } from "./memory.js";
 import * as pose from "./pose.js";
 import * as primary from "./primary.js";
 import { see } from "./raster.js";
@@ -125,8 +125,8 @@ class Lab {
     this.readColours();
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.readColours());
     addEventListener("hashchange", () => this.#restore());
-    await this.#restore();
-    addEventListener("beforeunload", () => this.#saveNow()); // only now is there anything to lose
+    await this.#restore(this.#unsaved());
+    addEventListener("beforeunload", () => this.#saveNow());
     await this.#connect();
   }
 
@@ -137,21 +137,22 @@ class Lab {
     this.poke("theme");
   }
 
-  async #restore() {
+  /** The state in the address, or what the last page of this tab left behind, if that can be read. */
+  async #restore(left = null) {
     if (this.#fragment && location.hash.slice(1) === this.#fragment) return;
     try {
-      const found = await fromFragment(this.#unsaved() ?? location.hash);
+      const found = (await fromFragment(left ?? "").catch(() => null)) ?? (await fromFragment(location.hash));
       if (found) this.update({ ...found, model: found.model || this.state.model }, { replace: true });
     } catch (error) {
       this.notice(error.message);
     }
   }
 
-  /** All that was on the last page of this tab, if this is its reload; once. */
+  /** All that was on the last page of this tab, if this is its reload. */
   #unsaved() {
-    const fragment = forget("unsaved", "sessionStorage");
-    const reloaded = performance.getEntriesByType("navigation")[0]?.type === "reload";
-    return reloaded ? fragment : null;
+    if (performance.getEntriesByType("navigation")[0]?.type === "reload") return recall("unsaved", "sessionStorage");
+    forget("unsaved", "sessionStorage"); // another visit's
+    return null;
   }
 
   async #connect() {
@@ -323,7 +324,9 @@ class Lab {
   async #save() {
     this.#saving = 0;
     this.#saved = performance.now();
-    history.replaceState(null, "", await this.link());
+    const before = location.hash;
+    const link = await this.link();
+    if (location.hash === before) history.replaceState(null, "", link); // else another link was pasted meanwhile
   }
 
   /** A reload goes to the address as the browser last heard of it: what it has not heard yet waits in this tab. */

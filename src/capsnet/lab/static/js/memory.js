@@ -19,13 +19,10 @@ export function remember(key, value, storage = "localStorage") {
   }
 }
 
-/** Recall it for the last time. */
 export function forget(key, storage = "localStorage") {
-  const value = recall(key, storage);
   try {
     window[storage].removeItem(name(key));
   } catch {
     // it was not there
   }
-  return value;
 }
