@@ -27,7 +27,6 @@ BLOCK = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 PRECISIONS = {
     "half": "half precision",
     "mixed": "the decoder in half precision, all else in full",
-    "full": "full precision",
 }
 
 

@@ -282,13 +282,14 @@ def official() -> Config:
 
 @preset
 def multimnist() -> Config:
-    """Two overlapping digits on 36×36, both to be named: a compact capsule network with a deep stem on 24 × 50,000
-    pairs, new ones in every epoch. Neither time nor error measured yet.
+    """Two overlapping digits on 36×36, both to be named: a compact capsule network of 2,988,944 parameters with a deep
+    stem, on new pairs in every epoch. One seed, with 5,000 pairs held back, had 6.68 % of the 100,000 test pairs wrong
+    after 30 epochs (114 minutes on two cores that did much other work besides).
 
     `capsnet train --preset multimnist`
     """
     return Config(
-        data="multimnist", epochs=24, optimizer="adamw", lr=0.004, schedule="one-cycle", weight_decay=0.01,
+        data="multimnist", epochs=30, optimizer="adamw", lr=0.004, schedule="one-cycle", weight_decay=0.01,
         model=CapsNetConfig(
             (1, 36, 36), stem_channels=(32, 64, 128, 128, 128), stem_kernels=(5, 3, 3, 3, 3),
             stem_strides=(2, 1, 1, 1, 1), stem_norm=True, primary_types=32, primary_kernel=3, primary_stride=2,
