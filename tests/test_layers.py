@@ -15,6 +15,7 @@ from torch.nn.utils import prune
 
 from capsnet.errors import UserError
 from capsnet.functional import squash
+from capsnet.kernels import convolution
 from capsnet.kernels.stem import stem_conv2d
 from capsnet.layers import Conv2d, Decoder, DenseCaps, PrimaryCaps
 from capsnet.pretrained import create_model
@@ -373,3 +374,13 @@ def test_fresh_class_capsules_are_neither_dead_nor_saturated(lower: int, upper: 
     images = torch.rand(4, 1, 8) * 0.3 + torch.rand(4, lower, 8) * 0.1  # what the places of one image see is alike
     lengths = DenseCaps(lower, 8, upper, 16, shared=shared)(images).norm(dim=-1)
     assert 0.001 < lengths.mean() < 0.9
+
+
+@pytest.mark.parametrize("hardware", [False, True])
+def test_a_decoder_never_emulates_bfloat16(hardware: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(convolution, "has_bf16", lambda: hardware)
+    decoder, poses = Decoder(10, 16, (1, 28, 28)), torch.randn(2, 10, 16)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        came = decoder(poses)
+    assert came.dtype == (torch.bfloat16 if hardware else torch.float32)
+    assert torch.equal(came, decoder(poses)) is not hardware

@@ -68,6 +68,21 @@ class Conv2d(nn.Conv2d):
         return convolution.conv2d(x, self.weight, self.bias, self.stride[0])
 
 
+class Linear(nn.Linear):
+    """A fully connected layer that autocast leaves in float32 where bfloat16 would have to be emulated."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if (
+            x.device.type != "cpu"
+            or x.dtype != torch.float32
+            or not convolution.wants_bf16(x)
+            or convolution.has_bf16()
+        ):
+            return super().forward(x)
+        with torch.autocast("cpu", enabled=False):
+            return super().forward(x)
+
+
 def has_hooks(module: nn.Module) -> bool:
     """Whether something happens when the module is called, besides its forward pass: pruning works that way."""
     before, after = module._forward_pre_hooks, module._forward_hooks
@@ -255,7 +270,7 @@ class Decoder(nn.Module):
         self.upper, self.upper_dim, self.image_shape, self.init = upper, upper_dim, image_shape, init
         widths = [upper * upper_dim, *hidden, math.prod(image_shape)]
         self.linears = nn.ModuleList(
-            nn.Linear(before, after, device=device, dtype=dtype) for before, after in itertools.pairwise(widths)
+            Linear(before, after, device=device, dtype=dtype) for before, after in itertools.pairwise(widths)
         )
         self.reset_parameters()
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from capsnet.config import CNNConfig
 from capsnet.errors import UserError
+from capsnet.layers import Linear
 from capsnet.models.base import Classifier, Output
 
 
@@ -45,9 +46,9 @@ class CNN(Classifier):
         head: list[nn.Module] = []
         width_before = channels * height * width
         for hidden in config.hidden:
-            head += [nn.Linear(width_before, hidden, device=device, dtype=dtype), nn.ReLU(inplace=True)]
+            head += [Linear(width_before, hidden, device=device, dtype=dtype), nn.ReLU(inplace=True)]
             width_before = hidden
-        head += [nn.Dropout(config.dropout), nn.Linear(width_before, config.num_classes, device=device, dtype=dtype)]
+        head += [nn.Dropout(config.dropout), Linear(width_before, config.num_classes, device=device, dtype=dtype)]
         self.head = nn.Sequential(*head)
 
     def forward(self, images: Tensor, trace: bool = False) -> Output:
