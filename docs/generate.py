@@ -116,6 +116,13 @@ def bench(name: str) -> str:
     return f"{result['case']}; {where['cpu']}, {where['machine']}, torch {where['torch']}\n\n{sides}\n{ratios}"
 
 
+def bench_twice() -> str:
+    """The ratios of the last two runs of the same code: how far a shared machine moves them."""
+    last, before = read("bench"), read("bench-before")
+    rows = [(key.replace("_", " "), f"{last[key]:.2f}", f"{before[key]:.2f}") for key in last if "_ratio_" in key]
+    return table(["ratio", "last run", "run before"], rows)
+
+
 def breakdown() -> str:
     """Where a training step's time goes."""
     result = read("bench")
@@ -346,6 +353,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "summary": summary,
     "demo": lambda: seeds("quick"),
     "bench": lambda: bench("bench"),
+    "bench-twice": bench_twice,
     "bench-36": lambda: bench("bench-36"),
     "breakdown": breakdown,
     "quick": quick,

@@ -555,8 +555,7 @@ def test_iterations_and_leaky_routing_change_the_answer_live(page: Page) -> None
     np.testing.assert_allclose(leaking[0], 10 / 11, atol=1e-5)  # the eleventh choice is thrown away
 
 
-def test_a_dimension_gets_a_name_that_the_link_keeps(opened: Opened) -> None:
-    page = opened()
+def name_a_dimension_and_reload(page: Page) -> None:
     page.locator("#pose input[data-dim='2']").focus()
     page.keyboard.press("F2")
     page.keyboard.type("thickness")
@@ -564,18 +563,17 @@ def test_a_dimension_gets_a_name_that_the_link_keeps(opened: Opened) -> None:
     expect(page.locator("#pose")).to_contain_text("thickness")
     page.reload()
     expect(page.locator("#pose")).to_contain_text("thickness")
+
+
+def test_a_dimension_gets_a_name_that_the_link_keeps(opened: Opened) -> None:
+    page = opened()
+    name_a_dimension_and_reload(page)
 
 
 def test_a_link_that_is_pasted_after_a_reload_is_what_one_sees(opened: Opened) -> None:
     page = opened()
     link = page.evaluate("() => lab.link()")
-    page.locator("#pose input[data-dim='2']").focus()
-    page.keyboard.press("F2")
-    page.keyboard.type("thickness")
-    page.keyboard.press("Enter")
-    expect(page.locator("#pose")).to_contain_text("thickness")
-    page.reload()
-    expect(page.locator("#pose")).to_contain_text("thickness")
+    name_a_dimension_and_reload(page)
     page.evaluate("link => { location.href = link }", link)
     expect(page.locator("#pose")).not_to_contain_text("thickness")
 
