@@ -18,10 +18,6 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from capsnet.evaluation import wilson_interval
-from capsnet.search.ablation import outcomes
-from capsnet.search.report import short
-
 ROOT = Path(__file__).resolve().parent.parent
 BLOCK = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 PRECISIONS = {
@@ -39,10 +35,10 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def seeds(name: str) -> str:
-    """What a preset reached: one row for each seed that was run."""
+def demo() -> str:
+    """What `make demo` reached: one row for each seed that was run."""
     rows = []
-    for run in read(name):
+    for run in read("quick"):
         test, birth = run["test"], run["certificate"]
         low, high = test["error_percent_interval_95"]
         rows.append(
@@ -261,81 +257,6 @@ def seeds_table(seeds: list[dict[str, Any]]) -> str:
     return table(["seed", "validation error", "test error", "training time", ""], rows)
 
 
-def ablation(name: str) -> str:
-    """One choice at a time beside its base: what helps first, what harms last."""
-    rows = read(f"ablation/{name}")["rows"]
-    base, *others = outcomes(rows)
-    birth = rows[0]["certificate"]
-    config, n = birth["config"], rows[0]["outcome"]["n"]
-    note = (
-        f"The base is the preset `{config['preset']}`, trained for {config['epochs']} epochs on "
-        f"{birth['training_images']:,} digits: {base['error_percent']:.2f} ± {base['std']:.2f} % of {n:,} validation "
-        f"digits wrong, over {len(base['seeds'])} seeds.\n\n"
-    )
-    return note + table(
-        ["choice", "what it is", "validation error, %", "difference, points", "so it"],
-        (
-            (
-                f"`{o['name']}`",
-                o["what"],
-                f"{o['error_percent']:.2f} ± {o['std']:.2f}",
-                f"{o['difference']:+.2f}{spread(o)}",
-                verdict(o),
-            )
-            for o in sorted(others, key=lambda o: o["difference"])
-        ),
-    )
-
-
-def spread(outcome: dict[str, Any]) -> str:
-    half = outcome["half_interval_95"]
-    return "" if half is None else f" ± {half:.2f}"
-
-
-def verdict(outcome: dict[str, Any]) -> str:
-    half = outcome["half_interval_95"]
-    if half is None or abs(outcome["difference"]) <= half:
-        return "cannot be told apart"
-    return "**helps**" if outcome["difference"] < 0 else "**harms**"
-
-
-def search(name: str) -> str:
-    """A study: where it began, its best trials, what mattered in it and the command that came out."""
-    found = read(f"search/{name}")
-    counts, birth = found["counts"], found["certificate"]
-    note = (
-        f"{counts['complete']} trials of {found['minutes']:g} minutes of training trained to their end, "
-        f"{counts['pruned']} ended early, {counts['fail']} failed; {birth['seconds'] / 3600:.1f} hours in all "
-        f"({birth['machine']}).\n\n"
-    )
-    complete = sorted((t for t in found["trials"] if t["state"] == "complete"), key=lambda t: t["error_percent"])
-    shown = {t["number"]: t for t in [*complete[:5], *(t for t in complete if t["number"] == 0)]}
-    trials = table(
-        ["trial", "validation error (95 % interval)", "training", "epochs", "parameters", "values"],
-        (
-            (
-                "base" if number == 0 else str(number),
-                error_of(counted(*t["errors"])),
-                f"{t['seconds']:.0f} s",
-                str(t["epochs"]),
-                f"{t['parameters']:,}",
-                short(t["values"]),
-            )
-            for number, t in shown.items()
-        ),
-    )
-    shares = ", ".join(f"`{name}` {100 * share:.0f} %" for name, share in list(found["importance"].items())[:6])
-    matters = f"\nWhat mattered, by PED-ANOVA: {shares}.\n" if shares else ""
-    return f"{note}{trials}{matters}\nThe best, to be trained again:\n\n```\n{found['command']}\n```\n"
-
-
-def counted(errors: int, n: int) -> dict[str, Any]:
-    """Mistakes as a summary has them."""
-    low, high = wilson_interval(errors, n)
-    return {"errors": errors, "n": n, "error_percent": 100 * errors / n,
-            "error_percent_interval_95": (100 * low, 100 * high)}  # fmt: skip
-
-
 def lab() -> str:
     """How fast the Lab's page answers, measured in the browser."""
     result = read("lab")
@@ -351,7 +272,7 @@ def lab() -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     "summary": summary,
-    "demo": lambda: seeds("quick"),
+    "demo": demo,
     "bench": lambda: bench("bench"),
     "bench-twice": bench_twice,
     "bench-36": lambda: bench("bench-36"),
@@ -364,12 +285,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "models-linked": lambda: models("docs/models.md"),
     "model-cards": model_cards,
     "fine-tuning": fine_tuning,
-    "ablation-paper": lambda: ablation("paper"),
-    "ablation-quick": lambda: ablation("quick"),
-    "search-minute": lambda: search("minute"),
-    "search-five": lambda: search("five"),
-    "search-hour": lambda: search("hour"),
-    "best": lambda: seeds("best"),
     "lab": lab,
 }
 

@@ -430,3 +430,14 @@ def test_a_damaged_cache_is_seen_by_verify(
     broken.write_bytes(broken.read_bytes()[:-1] + b"\xff")
     assert main(["data", "verify", "mnist", "--json"]) == 2
     assert broken.name in json.loads(capsys.readouterr().out)["data"][0]["state"]
+
+
+def test_a_switch_of_the_network_is_shown_with_its_opposite_and_one_of_a_verb_is_not(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["train", "--help"])
+    shown = capsys.readouterr().out
+    assert "--model.stem-norm, --model.no-stem-norm" in shown
+    assert "--json" in shown
+    assert "--no-json" not in shown

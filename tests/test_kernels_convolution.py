@@ -18,7 +18,7 @@ from capsnet.errors import UserError
 from capsnet.kernels import convolution, stem
 from capsnet.kernels.allocator import keep_memory
 from capsnet.kernels.bilinear import PRECISIONS, algorithm, multiply, phase_sizes
-from capsnet.kernels.convolution import best_tile, conv2d
+from capsnet.kernels.convolution import best_tile, conv2d, plan_for
 from capsnet.kernels.stem import stem_conv2d, stem_pays
 
 
@@ -312,6 +312,20 @@ def test_without_hardware_bfloat16_is_rough_and_far_more_exact_than_bfloat16(
         return F.conv2d(x, weight, bias, stride)
 
     agree(fast, plain, inputs, tolerance=5e-4)
+
+
+@pytest.mark.parametrize(("hardware", "precision"), [(False, "rough"), (True, "bf16")])
+def test_who_asks_for_bfloat16_gets_what_the_processor_does_best(
+    hardware: bool, precision: str, always_fast: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(convolution, "has_bf16", lambda: hardware)
+    monkeypatch.setattr(convolution, "plan_for", lambda *a: asked.append(a[-1]) or plan_for(*a))
+    inputs = [t.detach() for t in tensors(2, 3, 4, 20, 20, 9, 9) if t is not None]
+    conv2d(*inputs, 2)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        conv2d(*inputs, 2)
+    assert asked == ["exact", precision]
 
 
 def test_a_rough_convolution_takes_a_quarter_fewer_products_for_the_papers_network() -> None:

@@ -72,12 +72,8 @@ class Linear(nn.Linear):
     """A fully connected layer that autocast leaves in float32 where bfloat16 would have to be emulated."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if (
-            x.device.type != "cpu"
-            or x.dtype != torch.float32
-            or not convolution.wants_bf16(x)
-            or convolution.has_bf16()
-        ):
+        emulated = x.device.type == "cpu" and convolution.precision_for(x) == "rough"
+        if x.dtype != torch.float32 or not emulated:
             return super().forward(x)
         with torch.autocast("cpu", enabled=False):
             return super().forward(x)
