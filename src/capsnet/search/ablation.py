@@ -66,6 +66,7 @@ SUSPECTS = {
         "shifts up to 2 pixels where there were none, or none where there were",
         lambda c: {"augment.shift": 0 if c.augment.shift else 2},
     ),
+    "bf16": Suspect("large products in bfloat16, or rougher where the processor has none", {"precision": "bf16"}),
     "no-decoder": Suspect("no decoder, no reconstruction", {"model.decoder": (), "loss.reconstruction": 0.0}),
 }  # fmt: skip
 # Student's t at 97.5 % for 1 to 9 degrees of freedom

@@ -125,7 +125,9 @@ class Lab {
     this.readColours();
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.readColours());
     addEventListener("hashchange", () => this.#restore());
-    await this.#restore(this.#unsaved());
+    const left = this.#unsaved();
+    await this.#restore(left);
+    if (left) await this.#save(); // at once: the address as it was may be what one pastes next
     addEventListener("beforeunload", () => this.#saveNow());
     await this.#connect();
   }
