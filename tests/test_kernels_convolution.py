@@ -176,7 +176,7 @@ def test_the_fused_stem_is_two_convolutions_with_a_relu_between(
     agree(lambda *a: stem_conv2d(*a, s1, s2), plain, [x, weight1, None, weight2, None])
 
 
-def test_batch_one_and_doubles_and_plain_go_to_pytorch() -> None:
+def test_batch_one_and_doubles_and_plain_take_no_bilinear_form() -> None:
     x, weight, bias = torch.rand(1, 256, 20, 20), torch.randn(256, 256, 9, 9, requires_grad=True), torch.zeros(256)
     assert not was_fast(lambda: conv2d(x, weight, bias, 2))
     many = x.expand(32, -1, -1, -1)
@@ -185,6 +185,43 @@ def test_batch_one_and_doubles_and_plain_go_to_pytorch() -> None:
     assert not was_fast(lambda: conv2d(many.double(), small.double(), None, 2))
     with kernels.plain():
         assert not was_fast(lambda: conv2d(many, small, None, 2))
+
+
+def one_image(b: int = 1, bias: bool = True, side: int = 20) -> list[Tensor | None]:
+    """What the primary capsules of the paper's network see of so many images, and their weights."""
+    return [t if t is None else t.detach() for t in tensors(b, 256, 256, side, side, 9, 9, bias)]
+
+
+@pytest.mark.parametrize("b", [1, 4])
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_single_image_is_a_product_over_patches(b: int, bias: bool) -> None:
+    x, weight, offset = one_image(b, bias)
+    assert convolution.patches_pay(x, weight, 2)
+    expected = F.conv2d(x.double(), weight.double(), offset if offset is None else offset.double(), 2)
+    y = conv2d(x, weight, offset, 2)
+    assert y.shape == expected.shape
+    assert y.is_contiguous(memory_format=torch.channels_last)
+    assert relative(y, expected) < 1e-6
+    weight.mul_(2)  # nothing is remembered from call to call
+    assert relative(conv2d(x, weight, None, 2), F.conv2d(x, weight, None, 2)) < 1e-5
+
+
+def test_patches_are_for_few_places_large_kernels_and_no_gradient() -> None:
+    x, weight, _ = one_image()
+    pays = convolution.patches_pay
+    assert not pays(x.expand(8, -1, -1, -1), weight, 2)  # more rows than it is good for
+    assert not pays(x, weight[:, :, :3, :3], 2)
+    assert not pays(x[:, :8], weight[:, :8], 2)
+    assert not pays(x.requires_grad_(), weight, 2)
+    with torch.no_grad():
+        assert pays(x, weight, 2)
+        with kernels.plain():
+            assert not pays(x, weight, 2)
+        with torch.autocast("cpu", torch.bfloat16):
+            assert not pays(x, weight, 2)
+        assert not pays(x.double(), weight.double(), 2)
+        with pytest.raises(RuntimeError, match="Kernel size can't be greater"):
+            conv2d(x[:, :, :8, :8], weight, None, 2)
 
 
 def test_double_precision_keeps_its_precision(always_fast: None) -> None:

@@ -51,6 +51,7 @@ from capsnet.kernels.once import differentiable_once
 from capsnet.kernels.switch import enabled
 
 SMALL = 2**15  # inputs of fewer numbers go to F.conv2d unexamined: the examination would take longer than it saves
+FEW_PLACES, MANY_TAPS, MANY_WEIGHTS = 150, 49, 2**20  # where one product over patches beats F.conv2d: measured
 
 # --- Images to phases and back ----------------------------------------------------------------------------
 
@@ -318,11 +319,36 @@ def _plain(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int) -> Tenso
         return F.conv2d(x.float(), weight.float(), None if bias is None else bias.float(), stride).to(x.dtype)
 
 
+def patches_pay(x: Tensor, weight: Tensor, stride: int) -> bool:
+    """Whether `_patches` is faster: few results from large kernels, as for a single image, and no gradient wanted.
+
+    The weights are then most of what is read. F.conv2d first rearranges them; a matrix product takes them as they lie.
+    """
+    if not enabled() or x.device.type != "cpu" or torch.compiler.is_exporting() or wants_bf16(x):
+        return False
+    if x.dim() != 4 or not x.dtype == weight.dtype == torch.float32 or x.shape[1] != weight.shape[1]:
+        return False
+    if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
+        return False
+    out, kernel = out_size(x.shape, weight.shape, stride), weight.shape[2:]
+    few = min(out) > 0 and 0 < len(x) * prod(out) <= FEW_PLACES
+    return few and prod(kernel) >= MANY_TAPS and weight.numel() >= MANY_WEIGHTS
+
+
+def _patches(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int) -> Tensor:
+    """Convolution as one product, (places × taps)·(taps × o): every place's patch of the image beside the others."""
+    patches = x.unfold(2, weight.shape[2], stride).unfold(3, weight.shape[3], stride).permute(0, 2, 3, 1, 4, 5)
+    rows, taps = patches.flatten(3).flatten(0, 2), weight.flatten(1).T
+    y = rows @ taps if bias is None else torch.addmm(bias, rows, taps)
+    return y.unflatten(0, patches.shape[:3]).permute(0, 3, 1, 2)
+
+
 def conv2d(x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: int = 1) -> Tensor:
-    """F.conv2d without padding, by the faster of two ways: (b, c, h, w), (o, c, kh, kw) → (b, o, h', w').
+    """F.conv2d without padding, by the fastest of three ways: (b, c, h, w), (o, c, kh, kw) → (b, o, h', w').
 
     The bilinear form is taken on CPUs, for float32 and bfloat16, where `best_tile` reckons from the multiply-adds
-    and the traffic of both that it is faster; single images, few channels and small kernels go to F.conv2d.
+    and the traffic of both that it is faster. Where it is not, a product over patches answers for single images under
+    large kernels (`patches_pay`), and F.conv2d for all else.
     Its result is channels last in memory, and can be differentiated once (for more use `kernels.plain()`).
 
     bfloat16, asked for by x or by autocast, is used for the operands of transforms and products where the
@@ -332,7 +358,7 @@ def conv2d(x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: int = 
     """
     tile = choose_tile(x, x.shape, weight, stride)
     if tile is None:
-        return _plain(x, weight, bias, stride)
+        return (_patches if patches_pay(x, weight, stride) else _plain)(x, weight, bias, stride)
     keep = torch.is_grad_enabled() and weight.requires_grad
     tensors = [t if t is None else t.float() for t in (x, weight, bias)]
     y, _ = _conv(*tensors, stride, list(tile), precision_for(x), keep)
