@@ -15,8 +15,13 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from capsnet.config import from_dict, get_preset
+from capsnet.search.ablation import BASE, outcomes
+from capsnet.search.space import train_flags
 
 ROOT = Path(__file__).resolve().parent.parent
 BLOCK = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -270,6 +275,69 @@ def lab() -> str:
     return table([f"`{result['model']}`, from", "median", "95 % within", "times"], rows)
 
 
+def ablation(name: str) -> str:
+    """One choice at a time beside its base: what helps first, what harms last."""
+    rows = read(f"ablation/{name}")["rows"]
+    base, *others = outcomes(rows)
+    others.sort(key=lambda o: o["difference"])
+    return ablated(rows[0], base) + table(
+        ["choice", "what it is", "validation error, %", "difference, points", "seeds", "so it"],
+        (
+            (
+                f"`{o['name']}`",
+                o["what"],
+                f"{o['error_percent']:.2f}" + (f" ± {o['std']:.2f}" if len(o["seeds"]) > 1 else ""),
+                f"{o['difference']:+.2f}{spread(o)}",
+                str(len(o["seeds"])),
+                verdict(o),
+            )
+            for o in others
+        ),
+    )
+
+
+def ablated(record: dict[str, Any], base: dict[str, Any]) -> str:
+    """What the base of an ablation is, and what it reached."""
+    birth = record["certificate"]
+    config = from_dict(birth["config"])
+    flags = train_flags(config, replace(get_preset(config.preset), epochs=config.epochs, validation=config.validation))
+    several = f" ± {base['std']:.2f} %, mean and deviation over {len(base['seeds'])} seeds" * (len(base["seeds"]) > 1)
+    return (
+        f"The base is `--preset {' '.join([config.preset, *flags])}`, trained for {config.epochs} epochs on "
+        f"{birth['training_images']:,} images: {base['error_percent']:.2f}{several or ' %'} of "
+        f"{record['outcome']['n']:,} validation images wrong.\n\n"
+    )
+
+
+def spread(outcome: dict[str, Any]) -> str:
+    half = outcome["half_interval_95"]
+    return "" if half is None else f" ± {half:.2f}"
+
+
+def verdict(outcome: dict[str, Any]) -> str:
+    if not outcome["sure"]:
+        return "cannot be told apart"
+    return "**helps**" if outcome["difference"] < 0 else "**harms**"
+
+
+def precision_paper() -> str:
+    """The same for the paper's network: two choices of its ablation."""
+    rows = read("ablation/paper")["rows"]
+    both = {o["name"]: o for o in outcomes(rows) if o["name"] in (BASE, "bf16")}
+    apart = both["bf16"]
+    errors = {
+        name: [r["outcome"]["error_percent"] for r in rows if r["method"] == name and r["seed"] in apart["seeds"]]
+        for name in both
+    }
+    return ablated(rows[0], both[BASE]) + table(
+        ["precision", "validation error of each seed, %", "difference, points"],
+        (
+            ("fp32", ", ".join(f"{e:.2f}" for e in errors[BASE]), "–"),
+            ("bf16", ", ".join(f"{e:.2f}" for e in errors["bf16"]), f"{apart['difference']:+.2f}{spread(apart)}"),
+        ),
+    )
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "summary": summary,
     "demo": demo,
@@ -280,6 +348,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "quick": quick,
     "sweep": sweep,
     "precision": precision,
+    "precision-paper": precision_paper,
+    "ablation-paper": lambda: ablation("paper"),
     "tried": tried,
     "models": models,
     "models-linked": lambda: models("docs/models.md"),

@@ -28,13 +28,13 @@ from capsnet.cli import main
 from capsnet.cli.flags import parse
 from capsnet.cli.search import line, picture
 from capsnet.cli.train import Train, take_preset
-from capsnet.config import CapsNetConfig, CNNConfig, Config, get_preset
+from capsnet.config import CapsNetConfig, CNNConfig, Config, get_preset, to_dict
 from capsnet.errors import UserError
 from capsnet.experiments.conduct import Show
 from capsnet.experiments.plan import Row
 from capsnet.runs import Taken
 from capsnet.search import ablation, report, study
-from capsnet.search.ablation import Plan
+from capsnet.search.ablation import SUSPECTS, Plan
 from capsnet.search.space import SPACES, Between, Choice, read, record, suggest, train_flags, with_values
 from capsnet.search.study import Budget, Pace, Task, ended, open_study, paced, storage_url, work
 
@@ -194,18 +194,66 @@ def test_a_search_goes_on_where_it_was() -> None:
     assert after[0].value == before.value
 
 
-def test_a_trial_that_fails_is_noted_and_the_search_goes_on() -> None:
-    made = searched(task("batch_size=32,512"), 4)  # 512 do not fit into 128 images
-    states = {trial.params["batch_size"]: trial.state for trial in made.trials}
-    assert states["32"] == TrialState.COMPLETE
-    failed = [trial for trial in made.trials if trial.state == TrialState.FAIL]
-    assert all("batch of 512" in trial.user_attrs["failure"] for trial in failed)
-    assert len(made.trials) == 4
+def test_a_trial_that_fails_is_noted_and_the_search_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+    what = task("batch_size=32,512")  # 512 do not fit into 128 images
+    made = opened(what)
+    made.enqueue_trial({"batch_size": "512"})
+    made.enqueue_trial({"batch_size": "32"})
+    work(made, storage_url("", "s"), what, Budget(3))
+    assert [trial.state.name for trial in made.trials] == ["COMPLETE", "FAIL", "COMPLETE"]
+    assert "batch of 512" in made.trials[1].user_attrs["failure"]
+    assert not list(Path("runs/search/s").iterdir())
+    assert main(["search", "--report", "--study", "s"]) == 0
+    out = capsys.readouterr().out
+    assert "What failed" in out
+    assert "batch of 512" in out
 
 
-def test_where_every_trial_fails_the_search_ends_and_says_why() -> None:
+def test_where_every_trial_fails_the_search_ends_and_says_why(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(UserError, match=r"all 5 trials failed.*batch of"):
         searched(task("batch_size=512,1024"), 20)
+    assert main(["search", "--report", "--study", "s"]) == 1
+    assert "no trial has come to its end yet" in capsys.readouterr().out
+
+
+def test_where_every_trial_fails_of_late_the_search_ends_too() -> None:
+    what = task("batch_size=32,512")
+    made = opened(what)
+    for size in ("32", *["512"] * 20):
+        made.enqueue_trial({"batch_size": size})
+    with pytest.raises(UserError, match=r"the last 10 trials failed.*batch of 512"):
+        work(made, storage_url("", "s"), what, Budget(21))
+
+
+def test_a_storage_that_fails_for_a_moment_costs_no_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    what, told = task(epochs=2), study.Reporter.epoch_ended
+
+    def locked(self: study.Reporter, run: training.Run, record: dict[str, Any]) -> None:
+        told(self, run, record)
+        raise optuna.exceptions.StorageInternalError("database is locked")
+
+    monkeypatch.setattr(study.Reporter, "epoch_ended", locked)
+    with pytest.raises(UserError, match="locked by another program"):
+        searched(what, 1)
+    monkeypatch.setattr(study.Reporter, "epoch_ended", told)
+    assert [trial.state.name for trial in opened(what).trials] == ["FAIL", "WAITING"]
+    assert len(list(Path("runs/search/s").iterdir())) == 1  # its checkpoint
+    assert len(ended(searched(what, 1).trials)) == 1
+    assert not list(Path("runs/search/s").iterdir())
+
+
+@pytest.mark.filterwarnings("ignore:Heartbeat")
+def test_a_trial_that_kills_its_workers_is_given_up_and_one_that_is_interrupted_never() -> None:
+    made = opened(task())
+    with study.in_storage("sqlite://"):
+        for killed, times in ((False, 2 * study.KILLS), (True, study.KILLS + 1)):
+            for _ in range(times):
+                trial = made.ask()
+                made.tell(trial.number, state=TrialState.FAIL)
+                study.put_back(made, study.frozen(trial), killed)
+    states = [trial.state.name for trial in made.trials]
+    assert states == ["FAIL"] * (3 * study.KILLS + 1)  # each time but the last it had been put back
+    assert len(ended(made.trials)) == 1
 
 
 def test_a_trial_that_others_have_left_behind_is_ended_early() -> None:
@@ -367,6 +415,13 @@ def test_a_locked_storage_is_said_so(monkeypatch: pytest.MonkeyPatch, capsys: py
     [
         (["--space", "lr=0.1,0.2", "--validation", "0"], "validation"),
         ([], "the space is empty"),
+        (["--space", "lr=0.1,0.2", "--seeds", "5"], "--seeds belongs to --ablate"),
+        (["--space", "lr=0.1,0.2", "--stop-at", "1"], "leave it out"),
+        (["--space", "lr=0.1,0.2", "--minutes", "60", "--hours", "1"], "not one trial of 60 minutes fits"),
+        (["--space", "lr=0.1,0.2", "--grace", "1"], "--grace is a number of seconds, 5 or more"),
+        (["--space", "lr=0.1,0.2", "--init", "quick-mnist"], "trained on images that would be held back"),
+        (["--ablate", "bias", "--grace", "30"], "leave --grace out"),
+        (["--ablate", "bias", "--study", "../x"], "a study's name"),
         (["--space", "lr=0.1,0.2", "--trials", "0"], "--trials should be 1 or more"),
         (["--space", "lr=0.1,0.2", "--pruner", "medain"], "did you mean 'median'"),
         (["--space", "lr=0.1,0.2", "--study", "a/b"], "a study's name"),
@@ -508,7 +563,7 @@ def test_the_live_table_shows_the_best_and_what_is_under_way() -> None:
 
 
 class Stops(Show):
-    """Counts trainings, and presses Ctrl-C before one of them."""
+    """Counts trainings, and presses Ctrl-C after the first epoch of one of them."""
 
     def __init__(self, at: int = 0) -> None:
         self.names: list[str] = []
@@ -516,9 +571,12 @@ class Stops(Show):
 
     def started(self, row: Row) -> list[training.Watcher]:
         self.names.append(row.name)
-        if len(self.names) == self.at:
-            raise KeyboardInterrupt
-        return []
+        return [Interrupts()] if len(self.names) == self.at else []
+
+
+class Interrupts(training.Watcher):
+    def epoch_ended(self, run: training.Run, record: dict[str, Any]) -> None:
+        signal.raise_signal(signal.SIGINT)
 
 
 def test_every_suspect_changes_the_papers_network_or_is_there_already() -> None:
@@ -532,12 +590,14 @@ def test_every_suspect_changes_the_papers_network_or_is_there_already() -> None:
     assert (made["together"].model, made["together"].loss) == (official.model, official.loss)
 
 
-def test_an_ablation_goes_on_after_an_interruption_and_pairs_its_seeds() -> None:
-    plan = Plan("x", replace(TINY, epochs=1), ("bias", "init"), seeds=2)
+def test_an_ablation_goes_on_after_an_interruption_and_pairs_its_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = Plan("x", TINY, ("bias", "init"), seeds=2)
     with pytest.raises(KeyboardInterrupt):
         ablation.conduct(plan, Stops(at=3))
-    again = Stops()
+    again, steps, train_step = Stops(), list[int](), training.train_step
+    monkeypatch.setattr(training, "train_step", lambda run: steps.append(run.step) or train_step(run))
     results = ablation.conduct(plan, again)
+    assert steps[:5] == [4, 5, 6, 7, 0]  # the second epoch of the one that was interrupted, and then the next
     assert len(again.names) == 2 * 4 - 2
     assert {row["name"] for row in results.rows} >= {"base-seed0", "bias-seed1", "together-seed1"}
     told = {o["name"]: o for o in ablation.outcomes(results.rows)}
@@ -550,13 +610,35 @@ def test_an_ablation_goes_on_after_an_interruption_and_pairs_its_seeds() -> None
         ablation.conduct(replace(plan, base=replace(plan.base, lr=0.1)))
 
 
+def test_two_ablations_of_one_name_do_not_mix() -> None:
+    plan = Plan("x", TINY, ("bias",), seeds=1)
+    with ablation.alone("x", Path("runs/ablation/x")), pytest.raises(UserError, match="'x' is under way"):
+        ablation.conduct(plan)
+    with pytest.raises(KeyboardInterrupt):
+        ablation.conduct(plan, Stops(at=1))
+    ablation.conduct(replace(plan, base=replace(TINY, lr=0.1)))
+    kept = Path("runs/ablation/x/base-seed0.old-1/config.json")
+    assert json.loads(kept.read_text())["lr"] == TINY.lr  # half a training of other settings stays
+
+
+def test_a_difference_of_less_than_an_image_is_none() -> None:
+    def record(method: str, seed: int, error: float) -> dict[str, Any]:
+        outcome = {"error_percent": error, "n": 1000}
+        config = to_dict(replace(SUSPECTS[method].change(TINY) if method in SUSPECTS else TINY, seed=seed))
+        return {"method": method, "seed": seed, "seconds": 1.0, "outcome": outcome, "certificate": {"config": config}}
+
+    errors = {"base": (1.0, 1.2), "bias": (1.1, 1.3), "init": (2.0, 2.2)}
+    told = ablation.outcomes([record(name, k, error) for name, both in errors.items() for k, error in enumerate(both)])
+    assert {o["name"]: o["sure"] for o in told} == {"base": False, "bias": False, "init": True}
+
+
 def test_an_ablation_prints_its_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["search", "--ablate", "detach", "--preset", "paper", "--seeds", "1", *FLAGS, "--study", "x"]) == 0
     out = capsys.readouterr().out
     assert "gradient through the last iteration only" in out
     assert Path("results/ablation/x.json").exists()
     assert Path("results/ablation/x.png").exists()
-    assert not list(Path("runs/ablation/x").iterdir())
+    assert [path.name for path in Path("runs/ablation/x").iterdir()] == [".lock"]
 
 
 def test_the_flags_of_a_change_are_only_those_that_differ() -> None:

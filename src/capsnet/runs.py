@@ -225,8 +225,16 @@ def require_finite(run: Run, tensors: dict[str, Tensor]) -> None:
             raise gone_bad(run, f"{name} is no longer finite after step {run.step}")
 
 
-def gone_bad(run: Run, what: str) -> UserError:
-    return UserError(
+class GoneBad(UserError):
+    """Numbers that are none any more; `what` says which, without advice."""
+
+    what: str
+
+
+def gone_bad(run: Run, what: str) -> GoneBad:
+    error = GoneBad(
         f"{what}; the last good checkpoint is kept in {run.folder}. "
         f"Start a new run with an --lr below {run.config.lr:g}, or with --clip 1."
     )
+    error.what = what
+    return error

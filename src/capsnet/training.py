@@ -200,12 +200,13 @@ def prepare(config: Config, folder: Path) -> Run:
 
 
 def build_optimizer(model: Model, config: Config) -> torch.optim.Optimizer:
-    """Adam or AdamW in one fused pass; weight decay spares biases and norms; a decoder that is off is left out."""
+    """Adam or AdamW in one fused pass; AdamW's decay spares biases and norms; a decoder that is off is left out."""
     kind = torch.optim.AdamW if config.optimizer == "adamw" else torch.optim.Adam
     off = () if config.loss.reconstruction else ("decoder.",)
     parameters = [p for name, p in model.named_parameters() if not name.startswith(off)]
+    decay = config.weight_decay if config.optimizer == "adamw" else 0.0  # plain Adam's would be no decoupled one
     groups = [
-        {"params": [p for p in parameters if p.dim() > 1], "weight_decay": config.weight_decay},
+        {"params": [p for p in parameters if p.dim() > 1], "weight_decay": decay},
         {"params": [p for p in parameters if p.dim() <= 1], "weight_decay": 0.0},
     ]
     return kind(groups, lr=config.lr, fused=model.device.type in ("cpu", "cuda"))

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import IO, TYPE_CHECKING, Annotated, Any
 
 from rich.console import Group
 from rich.live import Live
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 Words = Annotated[tuple[str, ...], arg(metavar="FIELD=VALUES…", help_behavior_hint="")]
 Suspects = Annotated[tuple[str, ...], arg(metavar="NAME…", help_behavior_hint="")]
+MOST_REPLACED = 20  # workers in place of killed ones: they may all be killed for the same reason
 PARENT = "CAPSNET_SEARCH_PARENT"  # tells a worker which process to end with
 
 
@@ -79,7 +80,7 @@ class Search:
     workers: int = 1
     """Trainings at a time; they share the cores."""
     pruner: str = "median"
-    """End trials early that others have left behind: median (worse than half of them), halving, or none."""
+    """End trials early that others have left behind: median (worse than half of them, of five at least), or none."""
     grace: int = 60
     """Seconds after which a silent worker counts as dead, and its trial goes to another."""
     report: Switch = False
@@ -88,8 +89,8 @@ class Search:
     """Only work, without table and report: what --workers starts."""
     ablate: Suspects = ()
     """Instead of a search: train the base, each of these choices, and the authors' ones together. suspects for all."""
-    seeds: int = 3
-    """With --ablate: how often each is trained."""
+    seeds: MaybeInt = None
+    """With --ablate: how often each is trained (default: 3)."""
     json: Switch = False
     """Print the outcome as JSON."""
     config: Annotated[Config, arg(name="")] = field(default_factory=Config)
@@ -98,11 +99,13 @@ class Search:
 def search(argv: list[str]) -> int:
     name, rest = take_preset(argv)
     base = defaults(name, rest)
-    base = replace(base, validation=base.validation or DEFAULT_VALIDATION)
+    base = replace(base, validation=base.validation or DEFAULT_VALIDATION, stop_at=0.0)
     flags = parse(Search, "search", rest, default=Search(config=base))
     if flags.ablate:
         refuse_what_only_a_search_has(flags)
         return ablate(flags, argv)
+    if flags.seeds is not None:
+        raise UserError("--seeds belongs to --ablate: a search trains each trial once, with --seed.")
     need_optuna()
     return look_back(flags) if flags.report else look(flags, argv)
 
@@ -112,8 +115,9 @@ def refuse_what_only_a_search_has(flags: Search) -> None:
     for name in ("space", "storage", "trials", "hours", "minutes", "report"):
         if getattr(flags, name):
             raise UserError(f"--{name} belongs to a search and not to --ablate: leave one of the two out.")
-    if flags.workers != 1:
-        raise UserError("an ablation trains one network after the other: leave --workers out.")
+    for name in ("workers", "pruner", "grace"):
+        if getattr(flags, name) != getattr(Search, name):
+            raise UserError(f"an ablation trains one network after the other, each to its end: leave --{name} out.")
 
 
 def need_optuna() -> None:
@@ -149,65 +153,83 @@ def limits(flags: Search) -> tuple[int, float]:
     for name, value, least in (("trials", trials, 1), ("workers", flags.workers, 1), ("hours", flags.hours, 0)):
         if not least <= value < math.inf:
             raise UserError(f"--{name} should be {least} or more and is {value}.")
+    if flags.hours and 60 * flags.hours <= flags.minutes:
+        raise UserError(f"not one trial of {flags.minutes:g} minutes fits into {flags.hours:g} hours: raise --hours.")
     return trials, time.monotonic() + 3600 * flags.hours if flags.hours else math.inf
 
 
 def watch(study: Study, url: str, task: Task, budget: Budget, flags: Search, argv: list[str]) -> None:
     """Start the workers and show how far they are until the last has ended."""
-    from capsnet.search.study import shown
+    from capsnet.search.study import in_storage, shown
 
-    told = [shown(url) if word == flags.storage and "://" in word else word for word in argv]  # without a password
+    secret = flags.storage or ""
+    told = [word.replace(secret, shown(url)) if "://" in secret else word for word in argv]  # without a password
     again = f"go on with: capsnet search {shlex.join(told)}"
-    with ExitStack() as at_the_end:
-        logs = [at_the_end.enter_context(tempfile.TemporaryFile("w+")) for _ in range(flags.workers)]
-        workers = [started(argv, flags.workers, log) for log in logs]
-        try:
-            follow(study, url, task, budget, workers)
-        except KeyboardInterrupt:
-            say("stopping after the step at hand …")
-            end(workers)
-            say(f"stopped; {again}")
-            raise
-        except BaseException:
-            end(workers)
-            raise
-        if not budget.spent(study.get_trials(deepcopy=False), task.minutes):
-            raise UserError(f"{last_words(workers, logs)} When that is mended, {again}")
-
-
-def started(argv: list[str], workers: int, log: Any) -> subprocess.Popen[bytes]:
-    """A worker with its share of the cores; in a session of its own, so that Ctrl-C reaches it once, through us."""
-    import torch
-
-    threads = str(max(1, torch.get_num_threads() // workers))
-    environment = {**os.environ, "OMP_NUM_THREADS": threads, PARENT: str(os.getpid())}
-    command = [sys.executable, "-m", "capsnet.cli", "search", *argv, "--work"]
-    return subprocess.Popen(
-        command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-    )
-
-
-def end(workers: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Let every worker save its training and put it back; a second Ctrl-C does not wait for that."""
-    for worker in workers:
-        if worker.poll() is None:
-            worker.send_signal(signal.SIGINT)
+    crew = Crew(argv, flags.workers)
     try:
-        for worker in workers:
-            worker.wait()
+        follow(study, url, task, budget, crew)
+        with in_storage(url):
+            spent = budget.spent(study.get_trials(deepcopy=False), task.minutes)
     except KeyboardInterrupt:
-        for worker in workers:
-            worker.kill()
+        say("stopping after the step at hand …")
+        crew.end()
+        say(f"stopped; {again}")
+        raise
+    except BaseException:
+        crew.end()
+        raise
+    if not spent:
+        raise UserError(f"{crew.last_words or 'the workers were killed.'} When that is mended, {again}")
 
 
-def last_words(workers: Sequence[subprocess.Popen[bytes]], logs: Sequence[Any]) -> str:
-    """Why the workers ended before their time."""
-    for worker, log in zip(workers, logs, strict=True):
-        log.seek(0)
-        lines = log.read().strip().splitlines()
-        if worker.returncode > 0 and lines:
-            return lines[-1].removeprefix("capsnet: ")
-    return "the workers were killed."
+class Crew:
+    """The processes that work: one that is killed is replaced, one that ends in an error is heard."""
+
+    def __init__(self, argv: list[str], size: int) -> None:
+        import torch
+
+        self.command = [sys.executable, "-m", "capsnet.cli", "search", *argv, "--work"]
+        self.threads = str(max(1, torch.get_num_threads() // size))
+        self.last_words, self.replaced = "", 0
+        self.at_work = [self.hire() for _ in range(size)]
+
+    def hire(self) -> tuple[subprocess.Popen[bytes], IO[str]]:
+        """A worker with its share of the cores; in a session of its own, so that Ctrl-C reaches it once, through us."""
+        log = tempfile.TemporaryFile("w+")  # noqa: SIM115 (it lives as long as the worker)
+        environment = {**os.environ, "OMP_NUM_THREADS": self.threads, PARENT: str(os.getpid())}
+        process = subprocess.Popen(
+            self.command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+        )
+        return process, log
+
+    def look_after(self) -> bool:
+        """See who has ended, and how; whether anyone is still at work."""
+        for worker, log in [w for w in self.at_work if w[0].poll() is not None]:
+            self.at_work.remove((worker, log))
+            if worker.returncode < 0:
+                say(f"a worker was killed (signal {-worker.returncode}); its trial goes back into the queue")
+                if self.replaced < MOST_REPLACED:
+                    self.replaced += 1
+                    self.at_work.append(self.hire())
+            elif worker.returncode > 0:
+                log.seek(0)
+                lines = log.read().strip().splitlines() or [f"a worker ended with code {worker.returncode}."]
+                self.last_words = lines[-1].removeprefix("capsnet: ")
+                say(f"a worker has given up: {self.last_words}")
+            log.close()
+        return bool(self.at_work)
+
+    def end(self) -> None:
+        """Let every worker save its training and put it back; a second Ctrl-C does not wait for that."""
+        for worker, _ in self.at_work:
+            if worker.poll() is None:
+                worker.send_signal(signal.SIGINT)
+        try:
+            for worker, _ in self.at_work:
+                worker.wait()
+        except KeyboardInterrupt:
+            for worker, _ in self.at_work:
+                worker.kill()
 
 
 @contextmanager
@@ -225,28 +247,21 @@ def interruptible() -> Iterator[None]:
 # --- What one sees meanwhile -----------------------------------------------------------------------------------
 
 
-def follow(
-    study: Study, url: str, task: Task, budget: Budget, workers: Sequence[subprocess.Popen[bytes]], every: float = 1.0
-) -> None:
+def follow(study: Study, url: str, task: Task, budget: Budget, crew: Crew, every: float = 1.0) -> None:
     """A live table, or a line now and then, until every worker has ended."""
     from capsnet.search.study import in_storage
 
-    dead: set[int] = set()
     logged = time.monotonic()
     with Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else ExitStack() as live:
-        while any(worker.poll() is None for worker in workers):
+        while crew.look_after():
             time.sleep(every)
-            for worker in workers:
-                if (worker.poll() or 0) < 0 and worker.pid not in dead:
-                    dead.add(worker.pid)
-                    say(f"a worker was killed (signal {-worker.returncode}); its trial goes back into the queue")
             with in_storage(url):
                 trials = study.get_trials(deepcopy=False)
             if isinstance(live, Live):
-                live.update(picture(trials, budget, len(workers)), refresh=True)
+                live.update(picture(trials, budget, len(crew.at_work)), refresh=True)
             elif time.monotonic() > logged + LOG_SECONDS:
                 logged = time.monotonic()
-                say(line(trials, budget, len(workers)))
+                say(line(trials, budget, len(crew.at_work)))
 
 
 def line(trials: Sequence[FrozenTrial], budget: Budget, workers: int) -> str:
@@ -262,7 +277,7 @@ def line(trials: Sequence[FrozenTrial], budget: Budget, workers: int) -> str:
     left = budget.until - time.monotonic()
     if rows and budget.trials < 10**9:
         typical = sum(row["seconds"] or 0 for row in rows) / len(rows)
-        left = min(left, typical * (budget.trials - len(rows)) / workers)
+        left = min(left, typical * (budget.trials - len(rows)) / max(1, workers))
     rest = f", about {clock(max(0.0, left))} left" if left < math.inf else ""
     return f"{len(rows)}{of} trials ({count['pruned']} pruned, {count['fail']} failed){said}{rest}"
 
@@ -309,9 +324,10 @@ def show(study: Study, url: str, as_json: bool) -> int:
     with in_storage(url):
         found = report.summary(study, shown(url))
     paths = report.write(found)
+    failed = found["counts"]["fail"] > 0 and found["best"] is None
     if as_json:
         print(json.dumps(found))
-        return 0
+        return int(failed)
     for title, each in report.tables(found).items():
         print_table(each.columns, each.rows, title=title)
         print()
@@ -319,7 +335,7 @@ def show(study: Study, url: str, as_json: bool) -> int:
     print(f"{counts['complete']} trials, {counts['pruned']} pruned, {counts['fail']} failed")
     print(f"train the best:\n  {found['command']}" if found["command"] else "no trial has come to its end yet")
     print("\n".join(map(str, paths)))
-    return 0
+    return int(failed)
 
 
 # --- Ablation --------------------------------------------------------------------------------------------------
@@ -328,7 +344,7 @@ def show(study: Study, url: str, as_json: bool) -> int:
 def ablate(flags: Search, argv: list[str]) -> int:
     """Train what is left of an ablation, then show its table."""
     name = flags.study or flags.config.preset
-    plan = ablation.Plan(name, flags.config, ablation.chosen(flags.ablate), flags.seeds)
+    plan = ablation.Plan(name, flags.config, ablation.chosen(flags.ablate), 3 if flags.seeds is None else flags.seeds)
     if plan.idle():
         say(f"the base has these already: {', '.join(plan.idle())}")
     try:

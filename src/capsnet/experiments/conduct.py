@@ -58,7 +58,7 @@ def conduct(
     check_budget(budget)
     experiment.prepare(place)
     rows = plan(experiment, check_budget(budget), seeds)
-    results, kept = opened(place, experiment.name, budget)
+    results, kept = opened(place.file(experiment.name, budget), experiment.name, budget)
     if kept:
         show.set_aside(kept)
     left = [row for row in rows if not is_done(results.find(row.name), row)]

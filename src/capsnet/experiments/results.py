@@ -88,9 +88,8 @@ def read(path: Path) -> Results:
     return made
 
 
-def opened(place: Place, name: str, budget: str) -> tuple[Results, Path | None]:
+def opened(path: Path, name: str, budget: str) -> tuple[Results, Path | None]:
     """The results to go on with, and where a file of another version was moved, if there was one."""
-    path = place.file(name, budget)
     fresh = Results(name, budget, path)
     if not path.exists():
         return fresh, None

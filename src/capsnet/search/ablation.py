@@ -11,7 +11,8 @@ from __future__ import annotations
 import math
 import shutil
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -21,9 +22,9 @@ from capsnet.config import CapsNetConfig, Config, from_dict, to_dict
 from capsnet.errors import UserError, unknown
 from capsnet.evaluation import mean_and_std
 from capsnet.experiments import results as kept
-from capsnet.experiments.conduct import Show, same_training, save_picture
+from capsnet.experiments.conduct import Show, is_done, move_away, same_training, save_picture
 from capsnet.experiments.plan import Row, Table
-from capsnet.search.space import train_flags, with_values
+from capsnet.search.space import check_judge, check_name, train_flags, with_values
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -85,10 +86,11 @@ class Plan:
     def __post_init__(self) -> None:
         if not isinstance(self.base.model, CapsNetConfig):
             raise UserError("the choices of --ablate are a capsule network's: choose a --preset that has one.")
-        if not self.base.validation:
-            raise UserError("an ablation is judged on validation images: set --validation above 0.")
+        check_name(self.name)
         if self.seeds < 1:
             raise UserError(f"--seeds is how often each choice is trained, at least 1, and is {self.seeds}.")
+        for k in range(self.seeds):
+            check_judge(replace(self.base, seed=self.base.seed + k))
 
     def configs(self) -> dict[str, Config]:
         """The base, each suspect that changes it, and all of the authors' together."""
@@ -121,8 +123,30 @@ def chosen(names: Iterable[str]) -> tuple[str, ...]:
 
 def conduct(plan: Plan, show: Show | None = None, results: Path = RESULTS, trainings: Path = RUNS) -> kept.Results:
     """Train what is left of an ablation and return all its records."""
-    show = show or Show()
-    found = opened(results / f"{plan.name}.json", plan.base.preset, show)
+    with alone(plan.name, trainings / plan.name):
+        return conduct_alone(plan, show or Show(), results, trainings)
+
+
+@contextmanager
+def alone(name: str, folder: Path) -> Iterator[None]:
+    """Hold the ablation of a name: a second one would overwrite what the first one writes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        lock = runs.Lock(folder)
+    except runs.Taken:
+        raise UserError(
+            f"the ablation '{name}' is under way: wait until it ends, or choose another name with --study."
+        ) from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def conduct_alone(plan: Plan, show: Show, results: Path, trainings: Path) -> kept.Results:
+    found, moved = kept.opened(results / f"{plan.name}.json", "ablation", plan.base.preset)
+    if moved:
+        show.set_aside(moved)
     rows = plan.rows()
     left = [row for row in rows if not is_done(found.find(row.name), row)]
     if strange := [row.name for row in left if found.find(row.name)]:
@@ -139,25 +163,12 @@ def conduct(plan: Plan, show: Show | None = None, results: Path = RESULTS, train
     return replace(found, rows=[record for record in found.rows if record["name"] in names])
 
 
-def opened(path: Path, preset: str, show: Show) -> kept.Results:
-    """The records to go on with; a file of another version is set aside."""
-    found = kept.read(path) if path.exists() else None
-    if found is not None and not found.current:
-        show.set_aside(kept.set_aside(path, found))
-        found = None
-    return found or kept.Results("ablation", preset, path)
-
-
-def is_done(record: dict[str, Any] | None, row: Row) -> bool:
-    return record is not None and row.config is not None and same_training(record["certificate"]["config"], row.config)
-
-
 def trained(row: Row, folder: Path, watchers: list[training.Watcher]) -> dict[str, Any]:
     """The record of one training, begun or gone on with, judged on its validation part."""
     assert row.config is not None
     file = folder / runs.CONFIG_FILE
     if file.exists() and not same_training(checkpoint.read_json(file), row.config):
-        shutil.rmtree(folder)  # half a training of other settings
+        move_away(folder)  # half a training of other settings
     run = training.resume(folder) if runs.can_go_on(folder) else training.start(row.config, folder)
     judged = training.train_and_validate(run, watchers).summary()
     parameters = sum(p.numel() for p in run.model.parameters())
@@ -194,6 +205,7 @@ def outcomes(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     errors = {(r["method"], r["seed"]): r["outcome"]["error_percent"] for r in records}
     seconds = {(r["method"], r["seed"]): r["seconds"] for r in records}
     configs = {r["method"]: from_dict(r["certificate"]["config"]) for r in records}
+    least = max((100 / r["outcome"]["n"] for r in records), default=0.0)  # one image: no interval is narrower
     told = []
     for name, config in configs.items():
         seeds = [seed for method, seed in errors if method == name and (BASE, seed) in errors]
@@ -207,6 +219,7 @@ def outcomes(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             "name": name, "what": what(name), "flags": flags, "seeds": seeds,
             "error_percent": round(mean, 4), "std": round(std, 4), "difference": round(statistics.fmean(apart), 4),
             "half_interval_95": round(half, 4) if math.isfinite(half) else None,
+            "sure": name != BASE and abs(statistics.fmean(apart)) > max(half, least) + 1e-9,
             "seconds": round(statistics.fmean(seconds[name, seed] for seed in seeds), 1),
         })  # fmt: skip
     return told
@@ -223,9 +236,8 @@ def table(told: Sequence[Mapping[str, Any]]) -> Table:
     for o in told:
         half = o["half_interval_95"]
         spread = "" if half is None else f" ± {half:.2f}"
-        sure = half is not None and abs(o["difference"]) > half and o["name"] != BASE
         error = f"{o['error_percent']:.2f}" + (f" ± {o['std']:.2f}" if len(o["seeds"]) > 1 else "")
-        apart = "–" if o["name"] == BASE else f"{o['difference']:+.2f}{spread}{' *' * sure}"
+        apart = "–" if o["name"] == BASE else f"{o['difference']:+.2f}{spread}{' *' * o['sure']}"
         rows.append([
             o["name"], o["what"], error, apart, str(len(o["seeds"])),
             f"{o['seconds']:,.0f} s",

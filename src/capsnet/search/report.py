@@ -11,6 +11,7 @@ errors are of validation images, on which the best was chosen: it looks a little
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from html import escape
@@ -27,7 +28,7 @@ from capsnet.evaluation import wilson_interval
 from capsnet.experiments.plan import Table
 from capsnet.pretrained import starting_from
 from capsnet.search.space import train_flags
-from capsnet.search.study import ended
+from capsnet.search.study import KILLED, ended
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -107,6 +108,12 @@ def summary(study: optuna.Study, storage: str) -> dict[str, Any]:
     }
 
 
+def failures(found: dict[str, Any]) -> dict[str, int]:
+    """Why trials failed, the commonest reason first."""
+    reasons = Counter(row["failure"] or KILLED for row in found["trials"] if row["state"] == "fail")
+    return dict(reasons.most_common())
+
+
 # --- Tables, pictures, page ------------------------------------------------------------------------------------
 
 
@@ -136,6 +143,7 @@ def tables(found: dict[str, Any], most: int = 10) -> dict[str, Table]:
         "The best trials": table(best_first(found["trials"])[:most]),
         "No quicker trial has as few errors": table(front(found["trials"])),
         "What matters": shares,
+        "What failed": Table(["trials", "why"], [(str(n), why) for why, n in failures(found).items()]),
     }
     return {title: each for title, each in made.items() if each.rows}
 

@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 import typing
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from capsnet import checkpoint
 from capsnet import config as settings
 from capsnet.config import CapsNetConfig, Config
 from capsnet.errors import UserError, unknown
@@ -229,6 +231,35 @@ def _check(base: Config, name: str, value: Any) -> None:
                 f"--space {name}: {written(value)} does not fit the stem's other lists; search whole stems instead: "
                 f"stem={','.join(STEMS)}."
             )
+
+
+def check_name(name: str) -> None:
+    """Refuse a study's name that would be no file's name."""
+    if not re.fullmatch(r"[\w.-]+", name):
+        raise UserError(f"a study's name has letters, digits, dots and dashes, and '{name}' has not: change --study.")
+
+
+def check_judge(base: Config) -> None:
+    """Refuse settings under which the validation images would be no judge of a training."""
+    if not base.validation:
+        raise UserError("trainings are judged on validation images: set --validation above 0.")
+    if base.stop_at:
+        raise UserError("with --stop-at every good training ends at the same error: leave it out.")
+    if base.init:
+        check_unseen(base)
+
+
+def check_unseen(base: Config) -> None:
+    """Refuse to begin with a model that has been trained on what would be held back."""
+    _, record = checkpoint.read_tensors(checkpoint.model_file(base.init))
+    theirs = record.get("certificate", {}).get("config", {})
+    split = ("validation", "validation_choice", "seed")
+    if theirs.get("data") == base.data and any(theirs.get(name) != getattr(base, name) for name in split):
+        same = " ".join(f"--{name.replace('_', '-')} {theirs.get(name)}" for name in split)
+        raise UserError(
+            f"{base.init} was trained on images that would be held back here: hold back those that it held back "
+            f"({same}, and no other seed), or begin without it."
+        )
 
 
 def with_values(base: Config, values: Mapping[str, Any]) -> Config:

@@ -1,10 +1,11 @@
 """A study: trials of one space in one storage, done by any number of workers at once.
 
 A trial is a training on the training images without the validation part, judged on that part at its end; the test
-set is never looked at. Trials of different lengths are compared at equal shares of their training (its tenths), for
-schedules stretch with it. With a time for each trial, a trial first measures a few of its own steps and then takes as
-many whole epochs as fit, each with its look at the validation part and one more look in the end, so that its schedule
-ends inside the time; where not even one fits, it takes one epoch over as many images as do.
+set is never looked at. To be pruned a trial is compared with others at an equal share of their training (its tenths),
+for schedules stretch with it, and only where five of them were looked at just there. With a time for each trial, a
+trial first measures a few of its own steps and then takes as many whole epochs as fit, each with its look at the
+validation part and one more look in the end, so that its schedule ends inside the time; where not even one fits, it
+takes one epoch over as many images as do.
 
 A worker shows that it is alive by a heartbeat in the storage. The trial of one that was killed is put back into the
 queue by the others and goes on from its last checkpoint, where that lies on the same disk.
@@ -15,7 +16,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 import shutil
 import time
 import warnings
@@ -38,12 +38,11 @@ from capsnet import __version__, runs, training
 from capsnet.config import Config, to_dict
 from capsnet.data import in_order
 from capsnet.errors import UserError, unknown
-from capsnet.search.space import Between, Space, record, suggest, with_values, written
+from capsnet.search.space import Between, Space, check_judge, check_name, record, suggest, with_values, written
 from capsnet.training import Run, Watcher
 
 PRUNERS = {
-    "median": lambda: optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=2),
-    "halving": lambda: optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=3),
+    "median": lambda: optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=2, n_min_trials=5),
     "none": optuna.pruners.NopPruner,
 }
 FOLDER = Path("runs/search")
@@ -51,8 +50,9 @@ LOCKED = 30.0  # seconds to wait while another worker writes to SQLite
 WAIT = 1.0  # seconds between two looks at a storage where all trials have begun
 TELL = 5.0  # seconds between two words about a training under way
 LOOK = 250  # validation images that `evaluate` takes at a time
-HOPELESS = 5  # trials that failed, and none that did not
-RETRIES = 5  # of a trial whose worker was killed: it may have been its own fault
+HOPELESS = 5  # trials that failed, and none that did not; twice as many in a row where some did not
+KILLS = 3  # workers that a trial may lose before it counts as failed: it may be its own fault
+KILLED = "its worker was killed."
 FAILURES = (UserError, RuntimeError, MemoryError, ArithmeticError)  # of a trial, while the search goes on
 
 
@@ -66,8 +66,7 @@ class Task:
     """Training time of each trial; 0 leaves the epochs as they are."""
 
     def __post_init__(self) -> None:
-        if not self.base.validation:
-            raise UserError("a search is judged on validation images: set --validation above 0.")
+        check_judge(self.base)
         if not 0 <= self.minutes < 1e6:
             raise UserError(f"--minutes is the training time of a trial and not {self.minutes}.")
         if self.minutes and "epochs" in self.space:
@@ -107,8 +106,7 @@ def ended(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
 
 def storage_url(storage: str, name: str) -> str:
     """An Optuna storage URL; a file's name means SQLite, and nothing at all runs/search/NAME.db."""
-    if not re.fullmatch(r"[\w.-]+", name):
-        raise UserError(f"a study's name has letters, digits, dots and dashes, and '{name}' has not: change --study.")
+    check_name(name)
     if storage in ("sqlite://", "sqlite:///:memory:", ":memory:"):
         raise UserError("workers cannot share a storage in memory: give --storage a file's name.")
     if "://" in storage:
@@ -153,7 +151,7 @@ def connect(url: str, grace: int = 60) -> RDBStorage:
         return RDBStorage(
             url, {"connect_args": {"timeout": LOCKED}} if is_file else {},
             heartbeat_interval=max(1, grace // 3), grace_period=grace,
-            heartbeat_stale_trial_callback=RetryHeartbeatStaleTrialCallback(max_retry=RETRIES),
+            heartbeat_stale_trial_callback=lambda study, trial: put_back(study, trial, killed=True),
         )  # fmt: skip
     except (ImportError, RuntimeError) as error:  # no driver for that kind, or tables of another version
         raise StorageInternalError from error
@@ -163,8 +161,8 @@ def open_study(name: str, url: str, task: Task, pruner: str = "median", grace: i
     """The study of that name, created or gone on with; one of another space, base or time is refused."""
     if pruner not in PRUNERS:
         raise unknown("pruner", pruner, PRUNERS)
-    if grace < 1:
-        raise UserError(f"--grace is a number of seconds, 1 or more, and not {grace}.")
+    if grace < 5:
+        raise UserError(f"--grace is a number of seconds, 5 or more, and not {grace}: a busy worker may be silent.")
     with in_storage(url):
         study = optuna.create_study(
             storage=connect(url, grace), study_name=name, load_if_exists=True,
@@ -259,7 +257,7 @@ def work(
                 time.sleep(WAIT)
                 continue
             try:
-                study.optimize(objective, n_trials=1, catch=FAILURES)
+                study.optimize(objective, n_trials=1, catch=FAILURES, callbacks=[objective.tidy])
             except ValueError as error:
                 if "Cannot tell" not in str(error):  # others took us for dead and have done the trial
                     raise
@@ -278,15 +276,17 @@ def revive(study: optuna.Study, grace: int) -> None:
             study.tell(trial.number, state=TrialState.FAIL)  # killed before its first heartbeat
         except (ValueError, UpdateFinishedTrialError):  # another worker was quicker
             continue
-        put_back(study, trial, RETRIES)
+        put_back(study, trial, killed=True)
 
 
 def refuse_the_hopeless(study: optuna.Study) -> None:
-    """Stop where every trial fails: the reason is none of a single trial's."""
-    trials = ended(study.get_trials(deepcopy=False))
-    if len(trials) >= HOPELESS and all(trial.state == TrialState.FAIL for trial in trials):
-        reason = trials[-1].user_attrs.get("failure", "its worker was killed.")
-        raise UserError(f"all {len(trials)} trials failed. The last one: {reason}")
+    """Stop where every trial fails, or has done so of late: the reason is none of a single trial's."""
+    trials = sorted(ended(study.get_trials(deepcopy=False)), key=lambda trial: trial.datetime_complete or datetime.min)
+    failed = [trial.state == TrialState.FAIL for trial in trials]
+    most = HOPELESS if all(failed) else 2 * HOPELESS
+    if len(trials) >= most and all(failed[-most:]):
+        which = f"all {len(trials)} trials" if all(failed) else f"the last {most} trials"
+        raise UserError(f"{which} failed. The last one: {trials[-1].user_attrs.get('failure', KILLED)}")
 
 
 class Objective:
@@ -296,29 +296,30 @@ class Objective:
         self.task, self.folder = task, folder
 
     def __call__(self, trial: Trial) -> float:
-        config = suggest(trial, self.task.space, self.task.base)
-        folder = self.place(trial)
-        trial.set_user_attr("begun", trial.number)
-        trial.set_user_attr("worker", os.getpid())
         try:
-            error = self.train(trial, config, folder)
-        except KeyboardInterrupt:
+            config = suggest(trial, self.task.space, self.task.base)
+            folder = self.place(trial)
+            trial.set_user_attr("begun", trial.number)
+            trial.set_user_attr("worker", os.getpid())
+            return self.train(trial, config, folder)
+        except (KeyboardInterrupt, StorageInternalError, OSError):  # none of the trial's own faults
             put_back(trial.study, frozen(trial))
             raise
         except runs.Taken as taken:  # by a worker that was only slow: it ends when it hears that others think it dead
             time.sleep(TELL)
-            put_back(trial.study, frozen(trial), RETRIES)
+            put_back(trial.study, frozen(trial), killed=True)
             trial.set_user_attr("failure", str(taken))
             raise
         except FAILURES as failure:
-            trial.set_user_attr("failure", str(failure) or type(failure).__name__)
-            shutil.rmtree(folder, ignore_errors=True)
+            what = failure.what if isinstance(failure, runs.GoneBad) else str(failure)
+            trial.set_user_attr("failure", what or type(failure).__name__)
             raise
-        except optuna.TrialPruned:
-            shutil.rmtree(folder, ignore_errors=True)
-            raise
-        shutil.rmtree(folder, ignore_errors=True)
-        return error
+
+    def tidy(self, study: optuna.Study, trial: FrozenTrial) -> None:
+        """Remove the training of a trial that has come to its end, once the storage knows its outcome."""
+        done = {one.number for one in ended(study.get_trials(deepcopy=False))}
+        if trial.number in done and "folder" in trial.user_attrs:
+            shutil.rmtree(self.folder / trial.user_attrs["folder"], ignore_errors=True)
 
     def place(self, trial: Trial) -> Path:
         """The trial's folder, which a second attempt finds again; no other trial of any study has the same."""
@@ -345,9 +346,12 @@ def frozen(trial: Trial) -> FrozenTrial:
     return trial.study.get_trials()[trial.number]
 
 
-def put_back(study: optuna.Study, trial: FrozenTrial, most: int | None = None) -> None:
-    """Queue a trial that was interrupted, to go on where it was; at `most` so many times."""
-    RetryHeartbeatStaleTrialCallback(most)(study, trial)
+def put_back(study: optuna.Study, trial: FrozenTrial, killed: bool = False) -> None:
+    """Queue a trial that was interrupted, to go on where it was; one whose workers are killed, a few times only."""
+    kills = trial.user_attrs.get("kills", 0) + killed
+    if kills <= KILLS:
+        trial.user_attrs["kills"] = kills
+        RetryHeartbeatStaleTrialCallback()(study, trial)
 
 
 def paced(config: Config, minutes: float) -> Config:
