@@ -23,6 +23,7 @@ RATIOS = (
     "train_ratio_fp32_same_allocator",
     "train_ratio_bf16_same_allocator",
     "inference_ratio_batch128",
+    "inference_ratio_batch128_same_allocator",
     "inference_ratio_batch1",
 )
 SMALL = CapsNetConfig(stem_channels=(8,), primary_types=2)
@@ -32,8 +33,9 @@ def test_the_benchmark_reports_every_ratio_and_the_memory_of_both_sides(capsys: 
     assert main(["bench", "--quick", "--batch", "4", "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert all(result[name] > 0 for name in RATIOS)
-    assert result["peak_mb_fast"] > 100
-    assert result["peak_mb_plain"] > 100
+    weights = 4 * sum(p.numel() for p in CapsNet(CapsNetConfig()).parameters()) / 2**20
+    assert result["peak_mb_fast"] > 5 * weights  # with gradients, Adam's moments and PyTorch itself
+    assert result["peak_mb_plain"] > 5 * weights
     assert result["certificate"]["cpu"]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -217,16 +218,86 @@ def test_patches_are_for_few_places_large_kernels_and_no_gradient() -> None:
         assert pays(x, weight, 2)
         with kernels.plain():
             assert not pays(x, weight, 2)
-        with torch.autocast("cpu", torch.bfloat16):
-            assert not pays(x, weight, 2)
+        assert not pays(x, weight[:16], 2)  # more places than channels: the patches would be the larger copy
+        assert not pays(x, weight.contiguous(memory_format=torch.channels_last), 2)
         assert not pays(x.double(), weight.double(), 2)
         with pytest.raises(RuntimeError, match="Kernel size can't be greater"):
             conv2d(x[:, :, :8, :8], weight, None, 2)
 
 
+@pytest.mark.parametrize("hardware", [False, True])
+def test_patches_are_never_emulated_in_bfloat16(monkeypatch: pytest.MonkeyPatch, hardware: bool) -> None:
+    monkeypatch.setattr(convolution, "has_bf16", lambda: hardware)
+    x, weight, bias = one_image()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert convolution.patches_pay(x, weight, 2) == (not hardware)
+        y = conv2d(x, weight, bias, 2)
+    if not hardware:
+        assert relative(y, F.conv2d(x, weight, bias, 2)) < 1e-5
+
+
+def test_an_exported_single_image_takes_no_patches() -> None:
+    x, weight, _ = one_image()
+    program = torch.export.export(Layer(weight), (x,))
+    assert "unfold" not in program.graph_module.code
+    assert relative(program.module()(x), F.conv2d(x, weight, None, 2)) < 1e-6
+
+
+def test_compiled_patches_are_one_graph() -> None:
+    x, weight, bias = one_image()
+    compiled = torch.compile(conv2d, fullgraph=True, backend="aot_eager")
+    assert relative(compiled(x, weight, bias, 2), F.conv2d(x, weight, bias, 2)) < 1e-5
+
+
+def test_autocast_compiles_without_a_graph_break() -> None:
+    inputs = [t.detach() for t in tensors(32, 64, 64, 20, 20, 9, 9) if t is not None]
+    compiled = torch.compile(lambda *a: conv2d(*a, stride=2), fullgraph=True, backend="aot_eager")
+    with torch.autocast("cpu", torch.bfloat16):
+        y = compiled(*inputs)
+    assert relative(y, F.conv2d(*inputs, stride=2)) < 0.02
+
+
+def loss_of(weight: Tensor, x: Tensor) -> Tensor:
+    return conv2d(x, weight, None, 2).square().mean()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # PyTorch's own
+def test_torch_func_and_forward_mode_see_the_plain_convolution(always_fast: None) -> None:
+    x, weight = (t.detach() for t in tensors(2, 3, 4, 12, 12, 5, 5, bias=False) if t is not None)
+    (expected,) = torch.autograd.grad(F.conv2d(x, weight.requires_grad_(), None, 2).square().mean(), [weight])
+    weight = weight.detach()
+    torch.testing.assert_close(torch.func.grad(loss_of)(weight, x), expected)
+    each = torch.func.vmap(torch.func.grad(loss_of), (None, 0))(weight, x[:, None])
+    torch.testing.assert_close(each.mean(0), expected)
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(weight, torch.ones_like(weight))
+        slope = torch.autograd.forward_ad.unpack_dual(loss_of(dual, x)).tangent
+    torch.testing.assert_close(slope, expected.sum())
+
+
+def test_plain_in_two_threads_leaves_the_switch_as_it_was() -> None:
+    inside, leave = threading.Event(), threading.Event()
+
+    def other() -> None:
+        with kernels.plain():
+            inside.set()
+            leave.wait()
+
+    thread = threading.Thread(target=other)
+    with kernels.plain():
+        thread.start()
+        inside.wait()
+    assert not kernels.enabled()
+    leave.set()
+    thread.join()
+    assert kernels.enabled()
+
+
 def test_double_precision_keeps_its_precision(always_fast: None) -> None:
     x, weight, bias = (t.detach().double() for t in tensors(2, 3, 4, 12, 12, 5, 5) if t is not None)
-    assert torch.equal(conv2d(x, weight, bias, 2), F.conv2d(x, weight, bias, 2))
+    for autocast in (False, True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            assert torch.equal(conv2d(x, weight, bias, 2), F.conv2d(x, weight, bias, 2))
 
 
 def test_a_wrong_number_of_channels_is_refused_as_pytorch_refuses_it(always_fast: None) -> None:
@@ -234,7 +305,7 @@ def test_a_wrong_number_of_channels_is_refused_as_pytorch_refuses_it(always_fast
         conv2d(torch.rand(2, 3, 12, 12), torch.rand(4, 5, 3, 3))
 
 
-def test_compilation_sees_one_graph_whatever_the_batch() -> None:
+def test_compilation_sees_one_graph_for_each_batch() -> None:
     compiled = torch.compile(lambda *a: conv2d(*a, stride=2), fullgraph=True, backend="aot_eager")
     for b, ours in ((32, True), (48, True), (1, False)):
         agree(compiled, lambda *a: F.conv2d(*a, stride=2), tensors(b, 64, 64, 20, 20, 9, 9), ours=ours)
@@ -312,7 +383,7 @@ def test_the_fused_stem_pays_for_the_papers_network_and_leaves_errors_to_pytorch
 def test_a_pytorch_that_tells_nothing_of_bfloat16_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "cpu", object())
     monkeypatch.delenv("CAPSNET_EMULATE_BF16", raising=False)
-    assert convolution.has_bf16.__wrapped__() is False
+    assert convolution.has_bf16() is False
 
 
 def test_without_hardware_bfloat16_is_computed_in_float32(always_fast: None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -230,7 +230,8 @@ def test_it_exports_for_any_batch_size() -> None:
             assert not routing.worth_it(u, W)  # an exported program takes the plain form by itself
             return routing.dynamic_routing(u, W, None, 3)
 
-    u, W, _ = (x.detach() for x in problem(20, 12, 12, 8, 4, 8))
+    u, W, _ = (x.detach() for x in problem(20, 200, 200, 8, 10, 16))
+    assert routing.worth_it(u, W)
     batch = torch.export.Dim("batch", min=1, max=64)
     program = torch.export.export(Route(), (u, W), dynamic_shapes=({0: batch}, None)).module()
     for size in (1, 5, 20):

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from capsnet.errors import UserError, unknown
 from capsnet.functional import squash
-from capsnet.kernels import convolution
+from capsnet.kernels import convolution, enabled
 from capsnet.kernels.stem import stem_conv2d, stem_pays
 from capsnet.routing import Routed
 from capsnet.routing import get as find_routing
@@ -72,7 +72,7 @@ class Linear(nn.Linear):
     """A fully connected layer that autocast leaves in float32 where bfloat16 would have to be emulated."""
 
     def forward(self, x: Tensor) -> Tensor:
-        emulated = x.device.type == "cpu" and convolution.precision_for(x) == "rough"
+        emulated = enabled() and x.device.type == "cpu" and convolution.precision_for(x) == "rough"
         if x.dtype != torch.float32 or not emulated:
             return super().forward(x)
         with torch.autocast("cpu", enabled=False):

@@ -1,4 +1,4 @@
-"""Convolution with a fifth of the multiplications: a second way to compute `F.conv2d` without padding.
+"""Convolution with a quarter of the multiplications: a second way to compute `F.conv2d` without padding.
 
 PrimaryCaps' convolution (section 4: 9 × 9, stride 2, 256 → 256 channels, 20 × 20 → 6 × 6) is 191 M of the 202 M
 multiply-adds that an image costs in the forward pass. A convolution is bilinear, and every bilinear map can be
@@ -13,7 +13,7 @@ one matrix product over channels, (b × c)·(c × o), for all the images of a ba
    5 × 5, 5 × 4, 4 × 5 and 4 × 4 taps.
 2. In each, polynomials of 10 × 10 (or 9) coefficients are multiplied by way of their values: 132, 120, 120 and
    109 products of 256 × 256 numbers an image. That is 31.5 M multiply-adds instead of 191 M, 6 times fewer.
-3. The transforms come on top: B 11.5 M an image, A 1.2 M an image, and G 645 M a batch (5 M an image if b = 128).
+3. The transforms come on top: B 11.2 M an image, A 1.2 M an image, and G 645 M a batch (5 M an image if b = 128).
    All are matrix products with a small constant factor, because the data lie as (position, image, channel).
 
 So 49 M instead of 191 M at b = 128, 3.9 times fewer, and the backward pass is the same with every matrix
@@ -51,6 +51,7 @@ from capsnet.kernels.once import differentiable_once
 from capsnet.kernels.switch import enabled
 
 SMALL = 2**15  # inputs of fewer numbers go to F.conv2d unexamined: the examination would take longer than it saves
+OPERATOR = 25e6 / 30  # what calling an operator costs, in multiply-adds: measured
 FEW_PLACES, MANY_TAPS, MANY_WEIGHTS = 150, 49, 2**20  # where one product over patches beats F.conv2d: measured
 
 # --- Images to phases and back ----------------------------------------------------------------------------
@@ -223,9 +224,13 @@ def _bilinear_cost(b: int, c: int, o: int, out: Pair, kernel: Pair, stride: int,
 
     It is that of the exact form: another precision is not worth another choice.
     """
-    rows, taps = b * len(_tiles(tile, out)), prod(kernel) / min(stride, *kernel) ** 2
-    cost = 25e6  # to call some thirty operators
-    for m, inputs in phase_sizes(kernel, stride, tile, "exact"):
+    tiles, phases = (
+        prod(-(-n // size) for n, size in zip(out, tile, strict=True)),
+        phase_sizes(kernel, stride, tile, "exact"),
+    )
+    rows, taps = b * tiles, prod(kernel) / min(stride, *kernel) ** 2
+    cost = OPERATOR * (30 + (tiles - 1) * (len(phases) + 1))  # a tile is copied once a phase, and its result once
+    for m, inputs in phases:
         cost += m * rows * c * o + 0.9 * (m * inputs * rows * c + m * taps * c * o)
         cost += 38 * inputs * rows * c + 21 * m * c * o + 16 * m * rows * o  # memory: x, G·w and the products
     return cost
@@ -239,7 +244,7 @@ def _plain_cost(b: int, c: int, o: int, out: Pair, kernel: Pair) -> float:
 @lru_cache(maxsize=1024)
 def _best_tile(b: int, c: int, o: int, out: Pair, kernel: Pair, stride: int, training: bool) -> Pair | None:
     plain = _plain_cost(b, c, o, out, kernel)
-    if plain < 25e6 or max(kernel) > 32:
+    if plain < 30 * OPERATOR or max(kernel) > 32:
         return None
     sides = [sorted({-(-n // parts) for parts in range(1, n + 1)}) for n in out]
     tiles = [(h, w) for h in sides[0] for w in sides[1] if max(h, w) <= 16]
@@ -265,7 +270,6 @@ def best_tile(b: int, c: int, o: int, out: Pair, kernel: Pair, stride: int, trai
 best_tile._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-@lru_cache(maxsize=1)
 def has_bf16() -> bool:
     """Whether the processor multiplies bfloat16 in hardware, or is told to act as one by CAPSNET_EMULATE_BF16=1.
 
@@ -275,6 +279,9 @@ def has_bf16() -> bool:
         return True
     # PyTorch keeps these to itself, so they may be gone in another version: then bfloat16 is computed in float32
     return any(getattr(torch.cpu, name, bool)() for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"))
+
+
+has_bf16._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def wants_bf16(x: Tensor) -> bool:
@@ -311,7 +318,7 @@ def choose_tile(x: Tensor, size: tuple[int, ...], weight: Tensor, stride: int) -
 
 
 def _plain(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int) -> Tensor:
-    if not enabled() or x.device.type != "cpu" or not wants_bf16(x):
+    if not enabled() or x.device.type != "cpu" or x.dtype == torch.float64 or not wants_bf16(x):
         return F.conv2d(x, weight, bias, stride)
     if has_bf16():
         return F.conv2d(x, weight, bias, stride).to(x.dtype)
@@ -322,24 +329,26 @@ def _plain(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int) -> Tenso
 def patches_pay(x: Tensor, weight: Tensor, stride: int) -> bool:
     """Whether `_patches` is faster: few results from large kernels, as for a single image, and no gradient wanted.
 
-    The weights are then most of what is read. F.conv2d first rearranges them; a matrix product takes them as they lie.
+    With fewer places than output channels the weights are most of what is read. F.conv2d first rearranges them; a
+    matrix product takes them as they lie, if they lie in order.
     """
-    if not enabled() or x.device.type != "cpu" or torch.compiler.is_exporting() or wants_bf16(x):
+    if not enabled() or x.device.type != "cpu" or torch.compiler.is_exporting() or precision_for(x) == "bf16":
         return False
     if x.dim() != 4 or not x.dtype == weight.dtype == torch.float32 or x.shape[1] != weight.shape[1]:
         return False
     if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
         return False
     out, kernel = out_size(x.shape, weight.shape, stride), weight.shape[2:]
-    few = min(out) > 0 and 0 < len(x) * prod(out) <= FEW_PLACES
-    return few and prod(kernel) >= MANY_TAPS and weight.numel() >= MANY_WEIGHTS
+    few = min(out) > 0 and 0 < len(x) * prod(out) <= min(FEW_PLACES, len(weight))
+    return few and prod(kernel) >= MANY_TAPS and weight.numel() >= MANY_WEIGHTS and weight.is_contiguous()
 
 
 def _patches(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int) -> Tensor:
     """Convolution as one product, (places × taps)·(taps × o): every place's patch of the image beside the others."""
     patches = x.unfold(2, weight.shape[2], stride).unfold(3, weight.shape[3], stride).permute(0, 2, 3, 1, 4, 5)
     rows, taps = patches.flatten(3).flatten(0, 2), weight.flatten(1).T
-    y = rows @ taps if bias is None else torch.addmm(bias, rows, taps)
+    with torch.autocast("cpu", enabled=False):
+        y = rows @ taps if bias is None else torch.addmm(bias, rows, taps)
     return y.unflatten(0, patches.shape[:3]).permute(0, 3, 1, 2)
 
 
@@ -348,7 +357,7 @@ def conv2d(x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: int = 
 
     The bilinear form is taken on CPUs, for float32 and bfloat16, where `best_tile` reckons from the multiply-adds
     and the traffic of both that it is faster. Where it is not, a product over patches answers for single images under
-    large kernels (`patches_pay`), and F.conv2d for all else.
+    large kernels (`patches_pay`), and F.conv2d for all else. `torch.compile` makes a program for each batch size.
     Its result is channels last in memory, and can be differentiated once (for more use `kernels.plain()`).
 
     bfloat16, asked for by x or by autocast, is used for the operands of transforms and products where the

@@ -1,16 +1,28 @@
-"""One switch for every fast path: on by default, off inside `with plain():`."""
+"""One switch for every fast path: on by default, off inside `with plain():` and where PyTorch wants to look inside."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_enabled = True
+import torch
+from torch.autograd import forward_ad
+
+_lock, _plain_blocks = threading.Lock(), 0  # of all threads
 
 
 def enabled() -> bool:
     """Whether a layer may take a fast path."""
-    return _enabled
+    return _plain_blocks == 0 and not taken_apart()
+
+
+def taken_apart() -> bool:
+    """Whether `torch.func` or forward-mode differentiation is at work: they know PyTorch's own operators alone."""
+    if torch.compiler.is_compiling():
+        return False
+    transformed = getattr(torch._C, "_are_functorch_transforms_active", bool)()
+    return transformed or getattr(forward_ad, "_current_level", -1) >= 0
 
 
 @contextmanager
@@ -21,9 +33,11 @@ def plain() -> Iterator[None]:
     ...     enabled()
     False
     """
-    global _enabled
-    before, _enabled = _enabled, False
+    global _plain_blocks
+    with _lock:
+        _plain_blocks += 1
     try:
         yield
     finally:
-        _enabled = before
+        with _lock:
+            _plain_blocks -= 1
