@@ -227,8 +227,8 @@ def model_card(card: dict[str, Any]) -> str:
         "input": f"{height}×{width}, {'grey' if channels == 1 else 'colour'}",
         "classes": ", ".join(card["classes"]),
         "parameters": f"{card['parameters']:,}",
-        "training": f"preset `{birth['config']['preset']}`, {card['epochs']} epochs, {card['training_seconds']:,.0f} s "
-        f"({birth['machine']}), torch {birth['torch']}",
+        "training": f"preset `{birth['config']['preset']}`, {card['epochs']} epochs{in_legs(card)}, "
+        f"{card['training_seconds']:,.0f} s ({birth['machine']}), torch {birth['torch']}",
         "validation error": held_back,
         "test error": error_of(card["test"]),
         "seed": f"{card['seed']}, by {card['chosen_by']}",
@@ -240,6 +240,12 @@ def model_card(card: dict[str, Any]) -> str:
         f"## {card['name']}\n\n{card['title']}\n\n```\ncapsnet predict {card['name']} photo.png\n```\n\n"
         f"{table(['', ''], facts.items())}\nWhat it is not good at:\n\n{listed}\n{seeds_table(card['seeds'])}"
     )
+
+
+def in_legs(card: dict[str, Any]) -> str:
+    """How the epochs were divided, where a training went on from another's weights."""
+    epochs = [str(leg["epochs"]) for leg in card.get("legs", [])]
+    return f" in legs of {' + '.join(epochs)}, each with fresh optimiser moments" if epochs else ""
 
 
 def fine_tuning() -> str:

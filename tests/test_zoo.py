@@ -208,6 +208,10 @@ def test_shipping_writes_weights_and_card_that_fit_each_other(
     def coarse(tensors: dict[str, torch.Tensor], begin: str = "") -> dict[str, torch.Tensor]:
         return {n: (8 * t).round() / 8 if n.startswith(begin) else t for n, t in tensors.items()}
 
+    assert card["legs"] == []
+    went_on = ship.ship([finished], "quick-mnist", [finished])  # as if it had begun with the weights of another
+    assert [leg["epochs"] for leg in went_on["legs"]] == [card["epochs"]] * 2
+    assert went_on["epochs"] == 2 * card["epochs"]
     monkeypatch.setattr(ship, "halve", coarse)
     assert ship.ship([finished], "quick-mnist")["weights"]["precision"] == "mixed"  # the decoder predicts nothing
     mixed = zoo.card("quick-mnist")
