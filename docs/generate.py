@@ -335,6 +335,16 @@ def verdict(outcome: dict[str, Any]) -> str:
     return "**helps**" if outcome["difference"] < 0 else "**harms**"
 
 
+def longer() -> str:
+    """A training of the paper's network, and the same carried on."""
+    found = read("longer")
+    rows = [
+        (row["what"], str(row["epochs"]), f"{row['validation_error_percent']:.2f} %", error_of(row["test"]))
+        for row in found["rows"]
+    ]
+    return f"{found['note']}\n\n{table(['training', 'epochs', 'validation error', 'test error'], rows)}"
+
+
 def precision_paper() -> str:
     """The same for the paper's network: two choices of its ablation."""
     rows = read("ablation/paper")["rows"]
@@ -365,6 +375,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "precision": precision,
     "precision-paper": precision_paper,
     "ablation-paper": lambda: ablation("paper"),
+    "longer": longer,
     "tried": tried,
     "models": models,
     "models-linked": lambda: models("docs/models.md"),

@@ -56,12 +56,12 @@ ABOUT = {
         (ONE_OF_TEN, LIKE_MNIST),
     ),
     "paper-mnist": About(
-        "The paper's network with a routing bias, trained in three legs on shifted, turned, scaled, slanted and bent digits.",
+        "The paper's network with a routing bias, trained in 18 epochs on shifted, turned and scaled digits.",
         (
             ONE_OF_TEN,
             LIKE_MNIST,
-            "Its training is not the paper's: one-cycle Adam with averaged weights, a reconstruction ten times as heavy, "
-            "and besides shifts rotations of up to 10°, scalings of up to 10 %, slants and elastic bends.",
+            "Its training is not the paper's: one-cycle Adam, and besides shifts rotations of up to 10° and scalings "
+            "of up to 10 %.",
         ),
     ),
     "multimnist": About(

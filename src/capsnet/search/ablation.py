@@ -201,13 +201,13 @@ def interval(values: Sequence[float]) -> float:
 
 
 def outcomes(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Each choice with its error over seeds and its difference from the base, seed by seed."""
+    """The base, then each choice with its error over seeds and its difference from the base, seed by seed."""
     errors = {(r["method"], r["seed"]): r["outcome"]["error_percent"] for r in records}
     seconds = {(r["method"], r["seed"]): r["seconds"] for r in records}
     configs = {r["method"]: from_dict(r["certificate"]["config"]) for r in records}
     least = max((100 / r["outcome"]["n"] for r in records), default=0.0)  # one image: no interval is narrower
     told = []
-    for name, config in configs.items():
+    for name, config in sorted(configs.items(), key=lambda item: item[0] != BASE):  # the base first
         seeds = [seed for method, seed in errors if method == name and (BASE, seed) in errors]
         if not seeds:
             continue
