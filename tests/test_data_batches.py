@@ -202,7 +202,18 @@ def test_flip_mirrors_about_half_and_erase_blanks_one_square() -> None:
     assert ((erased == 0).flatten(1).sum(1) == 9).all()
 
 
-@pytest.mark.parametrize("wrong", [{"shift": -1}, {"scale": 1.0}, {"rotate": float("nan")}])
+def test_a_share_of_the_images_is_warped_and_the_others_only_shifted() -> None:
+    images = torch.rand(400, 1, 12, 12)
+    shifted = augment(images, Augment(shift=2), generator(3, "test"))
+    all_of_them = augment(images, Augment(shift=2, rotate=20), generator(3, "test"))
+    some = augment(images, Augment(shift=2, rotate=20, share=0.25), generator(3, "test"))
+    as_shifted = (some == shifted).flatten(1).all(1)
+    as_warped = (some == all_of_them).flatten(1).all(1)
+    assert bool((as_shifted ^ as_warped).all())
+    assert 60 <= int(as_warped.sum()) <= 140
+
+
+@pytest.mark.parametrize("wrong", [{"shift": -1}, {"scale": 1.0}, {"rotate": float("nan")}, {"share": 1.5}])
 def test_an_augmentation_that_makes_no_sense_is_refused(wrong: dict) -> None:
     with pytest.raises(UserError, match=next(iter(wrong))):
         Augment(**wrong)

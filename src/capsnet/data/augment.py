@@ -35,11 +35,16 @@ class Augment:
     """Bend by smooth random displacements of about this many pixels."""
     erase: int = 0
     """Blank out one random square of this side."""
+    share: float = 1.0
+    """How many of the images are turned, scaled, slanted or bent: 0.5 for half of them. The others are only moved, and
+    stay as sharp as those that the network is tested on."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
             if not 0 <= getattr(self, field.name) < math.inf:
                 raise UserError(f"augmentation {field.name}={getattr(self, field.name)} should be 0 or more.")
+        if self.share > 1:
+            raise UserError(f"augmentation share={self.share} should be 1 at most: 0.5 means half of the images.")
         if self.scale >= 1:
             raise UserError(f"augmentation scale={self.scale} should be below 1: 0.1 means 0.9 to 1.1 times.")
 
@@ -60,7 +65,7 @@ def augment(images: Tensor, spec: Augment, generator: Generator) -> Tensor:
     if spec.flip:
         images = torch.where(flipped.to(images.device).view(b, 1, 1, 1), images.flip(3), images)
     if spec.warps:
-        images = warp(images, spec, move, generator)
+        images = warp_some(images, spec, move, generator)
     elif spec.shift:
         images = shift_by(images, move[0], move[1])
     return erase(images, spec.erase, generator) if spec.erase else images
@@ -77,6 +82,15 @@ def shift_by(images: Tensor, down: Tensor, right: Tensor) -> Tensor:
     flat = rows.view(b, 1, h, 1) * (w + 2 * most) + columns.view(b, 1, 1, w)
     index = flat.reshape(b, 1, h * w).to(images.device).expand(b, c, h * w)
     return padded.flatten(2).gather(2, index).view(b, c, h, w)
+
+
+def warp_some(images: Tensor, spec: Augment, move: Tensor, generator: Generator) -> Tensor:
+    """The share of the images that is to be warped; the others shifted alone."""
+    warped = warp(images, spec, move, generator)
+    if spec.share == 1:
+        return warped
+    chosen = torch.rand(len(images), generator=generator) < spec.share
+    return torch.where(chosen.to(images.device).view(-1, 1, 1, 1), warped, shift_by(images, move[0], move[1]))
 
 
 def warp(images: Tensor, spec: Augment, move: Tensor, generator: Generator) -> Tensor:
