@@ -335,9 +335,9 @@ def verdict(outcome: dict[str, Any]) -> str:
     return "**helps**" if outcome["difference"] < 0 else "**harms**"
 
 
-def longer() -> str:
-    """A training of the paper's network, and the same carried on."""
-    found = read("longer")
+def paper_legs() -> str:
+    """A training of the paper's network that was carried on in other ways."""
+    found = read("legs")
     rows = [
         (row["what"], str(row["epochs"]), f"{row['validation_error_percent']:.2f} %", error_of(row["test"]))
         for row in found["rows"]
@@ -375,7 +375,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "precision": precision,
     "precision-paper": precision_paper,
     "ablation-paper": lambda: ablation("paper"),
-    "longer": longer,
+    "legs": paper_legs,
     "tried": tried,
     "models": models,
     "models-linked": lambda: models("docs/models.md"),

@@ -56,12 +56,12 @@ ABOUT = {
         (ONE_OF_TEN, LIKE_MNIST),
     ),
     "paper-mnist": About(
-        "The paper's network with a routing bias, trained in 18 epochs on shifted, turned and scaled digits.",
+        "The paper's network with a routing bias, trained on two cores.",
         (
             ONE_OF_TEN,
             LIKE_MNIST,
-            "Its training is not the paper's: one-cycle Adam, and besides shifts rotations of up to 10° and scalings "
-            "of up to 10 %.",
+            "Its training is not the paper's: one-cycle Adam, later AdamW, averaged weights, and besides shifts "
+            "rotations of up to 10°, scalings of up to 10 %, slants and bends, in legs that went on from each other.",
         ),
     ),
     "multimnist": About(
