@@ -295,7 +295,7 @@ def ablation(name: str) -> str:
     rows = read(f"ablation/{name}")["rows"]
     base, *others = outcomes(rows)
     others.sort(key=lambda o: o["difference"])
-    return ablated(rows[0], base) + table(
+    return ablated(rows, base) + table(
         ["choice", "what it is", "validation error, %", "difference, points", "seeds", "so it"],
         (
             (
@@ -311,16 +311,18 @@ def ablation(name: str) -> str:
     )
 
 
-def ablated(record: dict[str, Any], base: dict[str, Any]) -> str:
+def ablated(records: list[dict[str, Any]], base: dict[str, Any]) -> str:
     """What the base of an ablation is, and what it reached."""
+    record = next(record for record in records if record["method"] == BASE)
     birth = record["certificate"]
     config = from_dict(birth["config"])
     flags = train_flags(config, replace(get_preset(config.preset), epochs=config.epochs, validation=config.validation))
-    several = f" ± {base['std']:.2f} %, mean and deviation over {len(base['seeds'])} seeds" * (len(base["seeds"]) > 1)
+    deviation = f" ± {base['std']:.2f}" if len(base["seeds"]) > 1 else ""
+    seeds = f", {len(base['seeds'])} seeds" if len(base["seeds"]) > 1 else ", one seed"
     return (
         f"The base is `--preset {' '.join([config.preset, *flags])}`, trained for {config.epochs} epochs on "
-        f"{birth['training_images']:,} images: {base['error_percent']:.2f}{several or ' %'} of "
-        f"{record['outcome']['n']:,} validation images wrong.\n\n"
+        f"{birth['training_images']:,} images: {base['error_percent']:.2f}{deviation} % of "
+        f"{record['outcome']['n']:,} validation images wrong{seeds}.\n\n"
     )
 
 
@@ -354,7 +356,7 @@ def precision_paper() -> str:
         name: [r["outcome"]["error_percent"] for r in rows if r["method"] == name and r["seed"] in apart["seeds"]]
         for name in both
     }
-    return ablated(rows[0], both[BASE]) + table(
+    return ablated(rows, both[BASE]) + table(
         ["precision", "validation error of each seed, %", "difference, points"],
         (
             ("fp32", ", ".join(f"{e:.2f}" for e in errors[BASE]), "–"),
