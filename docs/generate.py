@@ -332,6 +332,8 @@ def spread(outcome: dict[str, Any]) -> str:
 
 
 def verdict(outcome: dict[str, Any]) -> str:
+    if outcome["half_interval_95"] is None:
+        return "one seed: not known"
     if not outcome["sure"]:
         return "cannot be told apart"
     return "**helps**" if outcome["difference"] < 0 else "**harms**"
