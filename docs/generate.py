@@ -244,7 +244,7 @@ def model_card(card: dict[str, Any]) -> str:
 
 def in_legs(card: dict[str, Any]) -> str:
     """How the epochs were divided, where a training went on from another's weights."""
-    epochs = [str(leg["epochs"]) for leg in card.get("legs", [])]
+    epochs = [str(leg["epochs"]) for leg in card["legs"]]
     return f" in legs of {' + '.join(epochs)}, each with fresh optimiser moments" if epochs else ""
 
 

@@ -24,8 +24,8 @@ from pictures import photo_of
 ROOT = Path(__file__).resolve().parent.parent
 CARD = {
     "name", "title", "data", "image_shape", "classes", "multi_label", "parameters", "training_images", "seed", "epochs",
-    "training_seconds", "validation", "test", "mistakes", "weaknesses", "chosen_by", "seeds", "config", "certificate",
-    "weights",
+    "training_seconds", "legs", "validation", "test", "mistakes", "weaknesses", "chosen_by", "seeds", "config",
+    "certificate", "weights",
 }  # fmt: skip
 
 
