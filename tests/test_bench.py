@@ -58,6 +58,15 @@ def test_a_training_step_of_each_side_changes_the_weights() -> None:
         assert all(not torch.equal(a, b) for a, b in zip(before, worker.model.parameters(), strict=True))
 
 
+def test_only_the_bfloat16_side_asks_for_bfloat16_in_training_and_inference() -> None:
+    for side in bench.SIDES:
+        worker, asked = bench.Worker(side, bench.Case(SMALL, 4)), list[bool]()
+        worker.model.register_forward_pre_hook(lambda *_, a=asked: a.append(torch.is_autocast_enabled("cpu")))
+        worker.train()
+        worker.infer(1)
+        assert asked == [side == "fast-bf16"] * 2
+
+
 def test_the_paper_networks_multiply_adds_are_counted_as_known() -> None:
     conv1, primary, decoder = 20 * 20 * 256 * 81, 36 * 256 * 256 * 81, 160 * 512 + 512 * 1024 + 1024 * 784
     votes = 1152 * 10 * 16

@@ -636,3 +636,11 @@ def test_ctrl_c_stops_between_two_steps_with_a_checkpoint(
     with pytest.raises(KeyboardInterrupt):
         training.train(run)
     assert training.resume(tmp_path / "run").step == 5
+
+
+@pytest.mark.parametrize(("optimizer", "decays"), [("adam", {0.0}), ("adamw", {0.0, 0.1})])
+def test_weight_decay_is_adamws_alone_and_spares_biases(optimizer: str, decays: set[float]) -> None:
+    config = Config(optimizer=optimizer, weight_decay=0.1, model=TINY)  # type: ignore[arg-type]
+    groups = training.build_optimizer(build(TINY), config).param_groups
+    assert {group["weight_decay"] for group in groups} == decays
+    assert all(p.dim() > 1 for group in groups if group["weight_decay"] for p in group["params"])
