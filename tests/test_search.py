@@ -26,7 +26,7 @@ from rich.console import Console
 from capsnet import training
 from capsnet.cli import main
 from capsnet.cli.flags import parse
-from capsnet.cli.search import line, picture
+from capsnet.cli.search import Crew, line, picture
 from capsnet.cli.train import Train, take_preset
 from capsnet.config import CapsNetConfig, CNNConfig, Config, get_preset, to_dict
 from capsnet.errors import UserError
@@ -501,6 +501,24 @@ def test_two_workers_share_a_study_and_one_survives_the_other(two_workers: subpr
     trials = study.load_study("two", storage_url("", "two")).trials
     assert any(trial.system_attrs.get("retry_history") for trial in trials if trial.state == TrialState.COMPLETE)
     assert not [trial for trial in trials if trial.state in (TrialState.RUNNING, TrialState.WAITING)]
+
+
+def test_a_killed_worker_is_replaced_and_one_that_gives_up_is_heard() -> None:
+    words = ["--space", "lr=0.1,0.2", *FLAGS]
+    crew = Crew(words, 1)
+    (first, _), *_ = crew.at_work
+    first.kill()
+    first.wait()
+    assert crew.look_after()
+    assert [worker.pid for worker, _ in crew.at_work] != [first.pid]
+    crew.command += ["--pruner", "medain"]
+    (second, _), *_ = crew.at_work
+    second.kill()
+    second.wait()
+    assert crew.look_after()
+    crew.at_work[0][0].wait()
+    assert not crew.look_after()
+    assert "did you mean 'median'" in crew.last_words
 
 
 # --- Reports ---------------------------------------------------------------------------------------------------
