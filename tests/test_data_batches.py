@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -213,7 +215,24 @@ def test_a_share_of_the_images_is_warped_and_the_others_only_shifted() -> None:
     assert 60 <= int(as_warped.sum()) <= 140
 
 
-@pytest.mark.parametrize("wrong", [{"shift": -1}, {"scale": 1.0}, {"rotate": float("nan")}, {"share": 1.5}])
+def test_after_its_time_the_augmentation_only_moves() -> None:
+    data = numbered(20, (1, 12, 12))
+    spec = Augment(shift=2, rotate=20, elastic=1, erase=3, until=0.75)
+    ending = Batches(data, 5, seed=3, augment=spec, epochs=4)  # 16 steps
+    whole = Batches(data, 5, seed=3, augment=replace(spec, until=1), epochs=4)
+    moved = Batches(data, 5, seed=3, augment=Augment(shift=2), epochs=4)
+    for step in range(16):
+        expected = whole if step < 12 else moved
+        assert torch.equal(ending.batch(step).images, expected.batch(step).images)
+        assert not torch.equal(whole.batch(step).images, moved.batch(step).images)
+    assert torch.equal(
+        whole.batch(99).images, Batches(data, 5, seed=3, augment=replace(spec, until=1)).batch(99).images
+    )
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"shift": -1}, {"scale": 1.0}, {"rotate": float("nan")}, {"share": 1.5}, {"until": 1.01}]
+)
 def test_an_augmentation_that_makes_no_sense_is_refused(wrong: dict) -> None:
     with pytest.raises(UserError, match=next(iter(wrong))):
         Augment(**wrong)

@@ -195,7 +195,7 @@ def prepare(config: Config, folder: Path) -> Run:
             model = build(config.model)
         model = model.to(device)
         model.classes, model.multi_label = train.classes, train.multi_label
-        batches = Batches(train.to(device), config.batch_size, config.seed, config.augment)
+        batches = Batches(train.to(device), config.batch_size, config.seed, config.augment, epochs=config.epochs)
     return Run(folder, config, splits, model, build_optimizer(model, config), batches)
 
 

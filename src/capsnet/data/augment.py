@@ -38,13 +38,18 @@ class Augment:
     share: float = 1.0
     """How many of the images are turned, scaled, slanted or bent: 0.5 for half of them. The others are only moved, and
     stay as sharp as those that the network is tested on."""
+    until: float = 1.0
+    """For how much of the training: after 0.8 of it images are only moved (and mirrored), to end on sharp ones."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
             if not 0 <= getattr(self, field.name) < math.inf:
                 raise UserError(f"augmentation {field.name}={getattr(self, field.name)} should be 0 or more.")
-        if self.share > 1:
-            raise UserError(f"augmentation share={self.share} should be 1 at most: 0.5 means half of the images.")
+        for name, what in (("share", "images"), ("until", "training")):
+            if getattr(self, name) > 1:
+                raise UserError(
+                    f"augmentation {name}={getattr(self, name)} should be 1 at most: 0.5 means half of the {what}."
+                )
         if self.scale >= 1:
             raise UserError(f"augmentation scale={self.scale} should be below 1: 0.1 means 0.9 to 1.1 times.")
 
@@ -52,6 +57,10 @@ class Augment:
     def warps(self) -> bool:
         """True when pixels are interpolated, not only moved."""
         return any((self.rotate, self.scale, self.shear, self.elastic))
+
+    def at(self, done: float) -> Augment:
+        """What is left of it when this share of the training is done."""
+        return self if done < self.until or self.until == 1 else Augment(shift=self.shift, flip=self.flip)
 
 
 def augment(images: Tensor, spec: Augment, generator: Generator) -> Tensor:

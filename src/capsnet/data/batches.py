@@ -1,7 +1,8 @@
 """Batches out of a data set that lies on the device, or is made there: no worker processes, no state.
 
-The batch of a step is a function of (seed, step) alone, so a run that is resumed at step 7,003 sees what it
-would have seen. Training drops the incomplete tail of each shuffled pass; evaluation drops nothing.
+The batch of a step is a function of (seed, step) alone (and of the number of epochs, where the augmentation ends
+before they do), so a run that is resumed at step 7,003 sees what it would have seen. Training drops the incomplete
+tail of each shuffled pass; evaluation drops nothing.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ class Batches:
         seed: int = 0,
         augment: Augment | None = None,
         shuffle: bool = True,
+        epochs: int = 1,
     ) -> None:
         if batch_size < 1:
             raise UserError(f"a batch needs at least 1 image and batch_size is {batch_size}.")
@@ -39,7 +41,7 @@ class Batches:
                 f"of {dataset.name}: choose a --batch-size of at most {len(dataset)}."
             )
         self.dataset, self.batch_size, self.seed = dataset, batch_size, seed
-        self.augment, self.shuffle = augment, shuffle
+        self.augment, self.shuffle, self.epochs = augment or Augment(), shuffle, epochs
         self._order: tuple[int, Tensor] = (-1, torch.empty(0))  # the last epoch's, kept only for speed
 
     def __len__(self) -> int:
@@ -53,9 +55,8 @@ class Batches:
         epoch, place = divmod(step, len(self))
         index = self._permutation(epoch)[place * self.batch_size : (place + 1) * self.batch_size]
         batch = self.dataset.gather(index + epoch * len(self.dataset) if self.dataset.endless else index)
-        if self.augment is None or self.augment == Augment():
-            return batch
-        return vary(batch, self.augment, generator(self.seed, "augment", step))
+        spec = self.augment.at(step / (self.epochs * len(self)))
+        return batch if spec == Augment() else vary(batch, spec, generator(self.seed, "augment", step))
 
     def _permutation(self, epoch: int) -> Tensor:
         if self._order[0] != epoch:

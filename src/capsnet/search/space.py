@@ -47,6 +47,7 @@ SPACES = {
     "augmentation": (
         "augment.shift=0..3", "augment.rotate=0..15", "augment.scale=0..0.2", "augment.shear=0..0.3",
         "augment.elastic=0..1", "augment.erase=0..8", "augment.share=0.25..1",
+        "augment.until=0.5..1",
     ),
     "routing": (
         "model.iterations=1..4", "model.leaky=false,true", "model.routing_bias=false,true", "model.detach=false,true",
