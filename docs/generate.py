@@ -21,6 +21,7 @@ from typing import Any
 
 from capsnet.config import from_dict, get_preset
 from capsnet.search.ablation import BASE, outcomes
+from capsnet.search.report import best_first, cells_of
 from capsnet.search.space import train_flags
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -337,6 +338,23 @@ def verdict(outcome: dict[str, Any]) -> str:
     if not outcome["sure"]:
         return "cannot be told apart"
     return "**helps**" if outcome["difference"] < 0 else "**harms**"
+
+
+def search(name: str) -> str:
+    """A study: how large it was, its best trials beside the base, what mattered, and the command that came out."""
+    found = read(f"search/{name}")
+    counts, birth, complete = found["counts"], found["certificate"], best_first(found["trials"])
+    note = (
+        f"{counts['complete']} trials trained to their end, {counts['pruned']} ended early, {counts['fail']} failed: "
+        f"{birth['seconds'] / 60:,.0f} minutes of training in all ({birth['machine']}). Trial 0 is the `quick` preset's "
+        f"own values.\n\n"
+    )
+    shown = complete[:5] + [trial for trial in complete[5:] if trial["number"] == 0]
+    columns = ["trial", "validation error, %", "95 % interval", "training", "epochs", "parameters", "values"]
+    shares = ", ".join(f"`{field}` {100 * share:.0f} %" for field, share in list(found["importance"].items())[:6])
+    matters = f"\nWhat mattered (PED-ANOVA): {shares}.\n" if shares else ""
+    best = f"\nThe best, to be trained again:\n\n```\n{found['command']}\n```\n"
+    return note + table(columns, map(cells_of, shown)) + matters + best
 
 
 def paper_legs() -> str:

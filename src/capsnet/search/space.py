@@ -34,10 +34,11 @@ STEMS = {  # name → channels, kernels, strides
     "wide": ((64, 128, 128), (5, 3, 3), (2, 1, 1)),
     "deep": ((32, 64, 64, 64), (5, 3, 3, 3), (2, 1, 1, 1)),
     "deeper": ((32, 64, 64, 128, 128), (3, 3, 3, 3, 3), (1, 2, 1, 1, 1)),
+    "deepest": ((32, 64, 64, 128, 128, 128), (3, 3, 3, 3, 3, 3), (1, 1, 2, 1, 1, 1)),
 }
 SPACES = {
     "compact": (
-        "stem=small,quick,wide,deep,deeper", "model.primary_types=8,16,24,32,48", "model.primary_dim=4,8,16",
+        "stem=small,quick,wide,deep,deeper,deepest", "model.primary_types=8,16,24,32,48", "model.primary_dim=4,8,16",
         "model.primary_kernel=3,5", "model.class_dim=8,16,24", "model.decoder=256-512,512-1024",
     ),
     "training": (
