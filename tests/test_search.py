@@ -420,6 +420,7 @@ def test_a_locked_storage_is_said_so(monkeypatch: pytest.MonkeyPatch, capsys: py
         (["--space", "lr=0.1,0.2", "--minutes", "60", "--hours", "1"], "not one trial of 60 minutes fits"),
         (["--space", "lr=0.1,0.2", "--grace", "1"], "--grace is a number of seconds, 5 or more"),
         (["--space", "lr=0.1,0.2", "--init", "quick-mnist"], "trained on images that would be held back"),
+        (["--space", "lr=0.1,0.2", "--teacher", "quick-mnist"], "trained on images that would be held back"),
         (["--ablate", "bias", "--grace", "30"], "leave --grace out"),
         (["--ablate", "bias", "--study", "../x"], "a study's name"),
         (["--space", "lr=0.1,0.2", "--trials", "0"], "--trials should be 1 or more"),

@@ -19,7 +19,7 @@ import pytest
 import torch
 
 import capsnet
-from capsnet import checkpoint, runs, training
+from capsnet import checkpoint, runs, training, zoo
 from capsnet.cli import main
 from capsnet.config import CapsNetConfig, CNNConfig, Config, LossConfig, get_preset
 from capsnet.data import Augment, Dataset, Splits
@@ -86,6 +86,61 @@ def test_a_seed_fixes_every_weight_and_another_seed_does_not(toys: Splits, tmp_p
         training.train(training.start(toy_config(seed=seed, epochs=1), tmp_path / name))
     assert same(weights(tmp_path / "a"), weights(tmp_path / "b"))
     assert not same(weights(tmp_path / "a"), weights(tmp_path / "c"))
+
+
+@pytest.fixture
+def taught(toys: Splits, tmp_path: Path) -> Config:
+    """A config that learns from a network of the same bars."""
+    training.train(training.start(toy_config(epochs=6, seed=5), tmp_path / "teacher"))
+    return toy_config(epochs=4, teacher=str(tmp_path / "teacher"))
+
+
+def test_a_teacher_is_believed_as_much_as_it_counts(
+    taught: Config, toys: Splits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    swapped = replace(toys, train=replace(toys.train, labels=1 - toys.train.labels))
+    with monkeypatch.context() as patch:
+        patch.setattr(training, "load_data", lambda *_, **__: swapped)
+        training.train(training.start(toy_config(epochs=12), tmp_path / "liar"))
+    wrong = {}
+    for name, weight in (("taught", 20.0), ("unheard", 0.0)):
+        config = replace(taught, epochs=12, teacher=str(tmp_path / "liar"), loss=LossConfig(teacher=weight))
+        wrong[name] = training.train(training.start(config, tmp_path / name)).evaluation.error_percent
+    assert wrong == {"taught": 100, "unheard": 0}
+    record = runs.read_metrics(tmp_path / "taught")[-2]
+    assert record["loss"] == pytest.approx(
+        record["margin"] + 0.0005 * record["reconstruction"] + 20 * record["teacher"], rel=1e-4
+    )
+    birth = json.loads((tmp_path / "taught/results.json").read_text())["certificate"]
+    assert birth["taught_by"]["sha256"] == zoo.sha256(tmp_path / "liar" / checkpoint.MODEL_FILE)
+
+
+def test_a_teacher_stays_as_it_is_and_answers_as_when_it_was_tested(taught: Config, tmp_path: Path) -> None:
+    run = training.prepare(taught, tmp_path / "run")
+    assert run.teacher is not None
+    before = {name: tensor.clone() for name, tensor in run.teacher.state_dict().items()}
+    for _ in range(3):
+        training.train_step(run)
+    assert same(before, run.teacher.state_dict())  # batch normalisation's means among them
+    assert not run.teacher.training
+
+
+def test_a_teacher_that_changes_under_a_training_is_noticed(taught: Config, tmp_path: Path) -> None:
+    run = training.start(taught, tmp_path / "run")
+    training.train_step(run)
+    run.save()
+    assert run.lock is not None
+    run.lock.release()
+    assert training.resume(tmp_path / "run").taught_by == run.taught_by
+    training.train(training.start(toy_config(epochs=1), tmp_path / "another"))
+    (tmp_path / "another" / checkpoint.MODEL_FILE).replace(tmp_path / "teacher" / checkpoint.MODEL_FILE)
+    with pytest.raises(UserError, match="no longer the same"):
+        training.resume(tmp_path / "run")
+
+
+def test_a_teacher_of_other_classes_is_refused(toys: Splits, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"quick-mnist cannot teach .* 0, 1, 2, … apart on images of 28×28"):
+        training.prepare(toy_config(teacher="quick-mnist"), tmp_path / "run")
 
 
 @pytest.mark.parametrize(

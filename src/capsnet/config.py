@@ -135,12 +135,14 @@ class LossConfig:
     """Sum over the classes (the paper), or half their mean (the authors' code)."""
     reconstruction: float = 0.0005
     """Weight of the SUM of squared pixel differences; 0 turns the decoder off."""
+    teacher: float = 1.0
+    """With a teacher: weight of the SUM over the classes of squared differences from its lengths."""
     cnn: Literal["entropy", "margin"] = "entropy"
     """What a CNN minimises: cross-entropy (the paper's baselines), or the margin loss on a sigmoid for each class."""
 
     def __post_init__(self) -> None:
         check_range(self, 0, 1, "present", "absent")
-        check_range(self, 0, MOST, "down_weight", "reconstruction")
+        check_range(self, 0, MOST, "down_weight", "reconstruction", "teacher")
 
 
 @dataclass(frozen=True)
@@ -154,6 +156,9 @@ class Config:
     init: str = ""
     """Begin with what fits of a trained model: a shipped one's name, a run's folder or a .safetensors file. Its network
     is then the default, and your own images are converted to its size and channels."""
+    teacher: str = ""
+    """Learn from a trained model's answers too (distillation): one that knows these classes on images of this size, by
+    its name, a run's folder or a .safetensors file."""
     image_size: int = 0
     """Resize images to this many pixels; 0 keeps their size (a folder's images of mixed sizes become 64)."""
     validation: int = 10_000

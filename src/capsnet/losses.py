@@ -1,4 +1,4 @@
-"""What is minimised: margin loss (Eq. 4) plus a little reconstruction (section 4.1).
+"""What is minimised: margin loss (Eq. 4) plus a little reconstruction (section 4.1); with a teacher, its answers too.
 
 Targets are sets: T (b, j) has a 1 for every class that is there, so one label and several need no two versions.
 All losses are sums over what the paper sums over, and means over the batch.
@@ -49,6 +49,16 @@ def reconstruction_loss(reconstruction: Tensor, image: Tensor) -> Tensor:
     """SUM of squared pixel differences (not their mean: that is 784 times weaker on MNIST). (b, …) → ()."""
     check_shapes("the reconstruction", reconstruction, "the image", image)
     return (reconstruction - image).square().flatten(1).sum(1).mean()
+
+
+def teacher_loss(lengths: Tensor, taught: Tensor) -> Tensor:
+    """SUM over the classes of squared differences from a teacher's lengths. (b, j), (b, j) → ().
+
+    The margin loss asks no more of an image once its class is 0.9 long and the others are 0.1; a teacher goes on saying
+    how much a 4 looks like a 9.
+    """
+    check_shapes("lengths", lengths, "the teacher's", taught)
+    return (lengths - taught).square().sum(1).mean()
 
 
 def classification_loss(logits: Tensor, targets: Tensor, multi_label: bool = False) -> Tensor:

@@ -129,6 +129,8 @@ class Run:
     best: dict[str, Tensor] = field(default_factory=dict)
     lock: Lock | None = None
     origin: dict[str, Any] = field(default_factory=dict)  # the trained model that this began with, for the certificate
+    teacher: Model | None = None
+    taught_by: dict[str, Any] = field(default_factory=dict)  # which model that is, to the last bit
 
     @property
     def device(self) -> torch.device:
@@ -165,7 +167,8 @@ class Run:
         state = {name: getattr(self, name) for name in KEPT}
         if math.isinf(self.best_error):
             state["best_error"] = None  # JSON has no infinity
-        return {"config": to_dict(self.config), "state": state} | ({"origin": self.origin} if self.origin else {})
+        others = {"origin": self.origin, "taught_by": self.taught_by}
+        return {"config": to_dict(self.config), "state": state} | {name: of for name, of in others.items() if of}
 
     def save(self) -> None:
         """Write the state; one that has gone bad is refused, and the last good one stays."""

@@ -21,14 +21,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from capsnet import checkpoint, runs
+from capsnet import checkpoint, runs, zoo
 from capsnet.config import Config, from_dict, to_dict
 from capsnet.data import Batch, Batches, Splits
 from capsnet.data import load as load_data
 from capsnet.data.seeds import generator
 from capsnet.errors import UserError
-from capsnet.evaluation import Evaluation, evaluate
-from capsnet.losses import classification_loss, margin_loss, reconstruction_loss
+from capsnet.evaluation import Evaluation, evaluate, few
+from capsnet.losses import classification_loss, margin_loss, reconstruction_loss, teacher_loss
 from capsnet.models.base import Output
 from capsnet.models.registry import Model, build
 from capsnet.pretrained import start_from
@@ -46,11 +46,23 @@ class Losses(NamedTuple):
     total: Tensor
     margin: Tensor
     reconstruction: Tensor
+    teacher: Tensor | None = None
 
 
-def compute_loss(model: Model, batch: Batch, config: Config) -> Losses:
-    """Margin loss plus weighted reconstruction from the poses of the TRUE classes; a CNN takes what its config says."""
+def compute_loss(model: Model, batch: Batch, config: Config, teacher: Model | None = None) -> Losses:
+    """What the labels ask for, and what a teacher does."""
     output = model(batch.images)
+    losses = labelled_loss(model, output, batch, config)
+    if teacher is None:
+        return losses
+    with torch.no_grad():
+        taught = teacher(batch.images).lengths
+    apart = teacher_loss(output.lengths, taught)
+    return losses._replace(total=losses.total + config.loss.teacher * apart, teacher=apart)
+
+
+def labelled_loss(model: Model, output: Output, batch: Batch, config: Config) -> Losses:
+    """Margin loss plus weighted reconstruction from the poses of the TRUE classes; a CNN takes what its config says."""
     zero = output.lengths.new_zeros(())
     c = config.loss
     if output.logits is not None and c.cnn == "entropy":
@@ -152,6 +164,8 @@ def reopen(folder: Path) -> Run:
         if not all(isinstance(record.get(part), dict) for part in ("config", "state")):
             raise UserError(f"{state} holds no training that could go on.")
         run = prepare(from_dict(record["config"]), folder)
+        if record.get("taught_by", {}) != run.taught_by:
+            raise UserError(f"{run.config.teacher}, from which {folder} learns, is no longer the same: begin anew.")
         run.restore(tensors, record["state"])
         run.origin = record.get("origin", {})
     runs.forget_metrics_after(folder, run.step)
@@ -196,7 +210,23 @@ def prepare(config: Config, folder: Path) -> Run:
         model = model.to(device)
         model.classes, model.multi_label = train.classes, train.multi_label
         batches = Batches(train.to(device), config.batch_size, config.seed, config.augment, epochs=config.epochs)
-    return Run(folder, config, splits, model, build_optimizer(model, config), batches)
+    run = Run(folder, config, splits, model, build_optimizer(model, config), batches)
+    if config.teacher:
+        run.teacher = open_teacher(config.teacher, model)
+        run.taught_by = {"model": config.teacher, "sha256": zoo.sha256(checkpoint.model_file(config.teacher))}
+    return run
+
+
+def open_teacher(name: str, model: Model) -> Model:
+    """A trained model to learn from: it sees the same images and answers with lengths of the same classes."""
+    teacher = checkpoint.load(name, model.device)
+    if (teacher.classes, teacher.config.image_shape) != (model.classes, model.config.image_shape):
+        (c, h, w), (_, height, width) = teacher.config.image_shape, model.config.image_shape
+        raise UserError(
+            f"{name} cannot teach this network: it tells {few(set(teacher.classes))} apart on images of {h}×{w} with "
+            f"{c} channel{'s' * (c > 1)}, and here are {few(set(model.classes))} on {height}×{width}."
+        )
+    return teacher
 
 
 def build_optimizer(model: Model, config: Config) -> torch.optim.Optimizer:
@@ -298,7 +328,7 @@ def train_step(run: Run) -> Losses:
     dropout = generator(config.seed, "dropout", step).initial_seed()
     precision = torch.autocast(run.device.type, torch.bfloat16, enabled=config.precision == "bf16")
     with own_randomness(dropout, run.device), precision:
-        losses = compute_loss(run.model, batch, config)
+        losses = compute_loss(run.model, batch, config, run.teacher)
     if not math.isfinite(losses.total.item()):
         raise gone_bad(run, f"the loss became {losses.total.item()} at step {step}")
     run.optimizer.zero_grad(set_to_none=True)
@@ -341,6 +371,7 @@ def step_record(run: Run, losses: Losses) -> dict[str, Any]:
         "loss": losses.total.item(),
         "margin": losses.margin.item(),
         "reconstruction": losses.reconstruction.item(),
+        **({} if losses.teacher is None else {"teacher": losses.teacher.item()}),
         "lr": learning_rate(run.config, run.step - 1, run.steps),
         "images_per_second": round(images / max(run.seconds, 1e-9), 1),
         "seconds": round(run.seconds, 2),
@@ -389,6 +420,7 @@ def finish(run: Run, watchers: list[Watcher]) -> Result:
         training_images=len(run.splits.train), device=str(run.device),
         validation_error_percent=None if math.isinf(run.best_error) else run.best_error,
         **({"started_from": run.origin} if run.origin else {}),
+        **({"taught_by": run.taught_by} if run.taught_by else {}),
     )  # fmt: skip
     checkpoint.write_json(run.folder / "results.json", {"test": evaluation.summary(), "certificate": certificate})
     checkpoint.save_model(run.folder / checkpoint.MODEL_FILE, model, certificate)

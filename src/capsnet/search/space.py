@@ -60,8 +60,8 @@ SPACES = {
 }  # fmt: skip
 # what a trial is judged on, and what the data decide: the same for all trials
 FIXED = {
-    "preset", "data", "init", "validation", "validation_choice", "seed", "device", "save_every", "stop_at", "patience",
-    "model.image_shape", "model.num_classes", "model.routing",
+    "preset", "data", "init", "teacher", "validation", "validation_choice", "seed", "device", "save_every", "stop_at",
+    "patience", "model.image_shape", "model.num_classes", "model.routing",
 }  # fmt: skip
 WORDS = {"true": True, "yes": True, "false": False, "no": False}
 
@@ -247,20 +247,21 @@ def check_judge(base: Config) -> None:
         raise UserError("trainings are judged on validation images: set --validation above 0.")
     if base.stop_at:
         raise UserError("with --stop-at every good training ends at the same error: leave it out.")
-    if base.init:
-        check_unseen(base)
+    for trained in (base.init, base.teacher):
+        if trained:
+            check_unseen(base, trained)
 
 
-def check_unseen(base: Config) -> None:
-    """Refuse to begin with a model that has been trained on what would be held back."""
-    _, record = checkpoint.read_tensors(checkpoint.model_file(base.init))
+def check_unseen(base: Config, trained: str) -> None:
+    """Refuse to begin with a model, or learn from one, that has been trained on what would be held back."""
+    _, record = checkpoint.read_tensors(checkpoint.model_file(trained))
     theirs = record.get("certificate", {}).get("config", {})
     split = ("validation", "validation_choice", "seed")
     if theirs.get("data") == base.data and any(theirs.get(name) != getattr(base, name) for name in split):
         same = " ".join(f"--{name.replace('_', '-')} {theirs.get(name)}" for name in split)
         raise UserError(
-            f"{base.init} was trained on images that would be held back here: hold back those that it held back "
-            f"({same}, and no other seed), or begin without it."
+            f"{trained} was trained on images that would be held back here: hold back those that it held back "
+            f"({same}, and no other seed), or do without it."
         )
 
 
