@@ -360,11 +360,18 @@ def search(name: str) -> str:
 def paper_legs() -> str:
     """A training of the paper's network that was carried on in other ways."""
     found = read("legs")
+    columns = ["training", "epochs", "validation error", "test error", "of the first layer's output, zero"]
     rows = [
-        (row["what"], str(row["epochs"]), f"{row['validation_error_percent']:.2f} %", error_of(row["test"]))
+        (
+            row["what"],
+            str(row["epochs"]),
+            f"{row['validation']['error_percent']:.2f} %",
+            error_of(row["test"]),
+            f"{row['stem_zero_percent']:.0f} %",
+        )
         for row in found["rows"]
     ]
-    return f"{found['note']}\n\n{table(['training', 'epochs', 'validation error', 'test error'], rows)}"
+    return f"{found['note']}\n\n{table(columns, rows)}"
 
 
 def precision_paper() -> str:
