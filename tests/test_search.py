@@ -19,6 +19,7 @@ from typing import Any
 
 import optuna
 import pytest
+import sqlalchemy.exc
 import torch
 from optuna.trial import TrialState
 from rich.console import Console
@@ -486,6 +487,30 @@ def running_workers(name: str) -> set[int]:
     except UserError:  # half made
         return set()
     return {t.user_attrs["worker"] for t in trials if t.state == TrialState.RUNNING and "worker" in t.user_attrs}
+
+
+def test_a_storage_whose_tables_another_worker_makes_at_this_moment_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    url, make, tries = storage_url("", "race"), study.RDBStorage, []
+
+    def racing(*args: Any, **options: Any) -> Any:
+        tries.append(1)
+        if len(tries) == 1:  # what SQLite said when two began in the same instant
+            cause = sqlite3.IntegrityError("UNIQUE constraint failed: alembic_version.version_num")
+            raise sqlalchemy.exc.IntegrityError("INSERT INTO alembic_version", {}, cause)
+        if len(tries) == 2:
+            raise sqlalchemy.exc.OperationalError("CREATE TABLE", {}, sqlite3.OperationalError("table already exists"))
+        return make(*args, **options)
+
+    monkeypatch.setattr(study, "RDBStorage", racing)
+    monkeypatch.setattr(study, "WAIT", 0.01)
+    with study.in_storage(url):
+        assert study.connect(url).get_all_studies() == []
+    assert len(tries) == 3
+    tries[:] = []
+    with pytest.raises(UserError, match="UNIQUE"), study.in_storage(url):
+        study.connect(url, attempts=1)
 
 
 def test_two_workers_share_a_study_and_one_survives_the_other(two_workers: subprocess.Popen[str]) -> None:

@@ -32,7 +32,7 @@ from optuna.exceptions import ExperimentalWarning, OptunaError, StorageInternalE
 from optuna.storages import RDBStorage, RetryHeartbeatStaleTrialCallback
 from optuna.trial import FrozenTrial, Trial, TrialState
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, IntegrityError, SQLAlchemyError
 
 from capsnet import __version__, runs, training
 from capsnet.config import Config, to_dict
@@ -141,7 +141,7 @@ def in_storage(url: str) -> Iterator[None]:
         ) from None
 
 
-def connect(url: str, grace: int = 60) -> RDBStorage:
+def connect(url: str, grace: int = 60, attempts: int = 5) -> RDBStorage:
     """The storage, with heartbeats: a worker silent for `grace` seconds counts as dead."""
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     is_file = url.startswith("sqlite:///")
@@ -155,6 +155,12 @@ def connect(url: str, grace: int = 60) -> RDBStorage:
         )  # fmt: skip
     except (ImportError, RuntimeError) as error:  # no driver for that kind, or tables of another version
         raise StorageInternalError from error
+    except SQLAlchemyError as error:
+        being_made = isinstance(error, IntegrityError) or "already exists" in str(error)  # by another worker, just now
+        if not being_made or attempts == 1:
+            raise
+        time.sleep(WAIT)
+        return connect(url, grace, attempts - 1)
 
 
 def open_study(name: str, url: str, task: Task, pruner: str = "median", grace: int = 60) -> optuna.Study:
