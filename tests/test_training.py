@@ -88,6 +88,17 @@ def test_a_seed_fixes_every_weight_and_another_seed_does_not(toys: Splits, tmp_p
     assert not same(weights(tmp_path / "a"), weights(tmp_path / "c"))
 
 
+def test_the_last_epochs_of_a_training_are_sharp_where_the_augmentation_ends_before(
+    toys: Splits, tmp_path: Path
+) -> None:
+    bent = Augment(shift=1, rotate=20, until=0.75)
+    ending, moved = (
+        training.prepare(toy_config(epochs=4, augment=spec), tmp_path).batches for spec in (bent, Augment(shift=1))
+    )
+    same_images = [torch.equal(ending.batch(k).images, moved.batch(k).images) for k in range(24)]  # 6 steps an epoch
+    assert same_images == [False] * 18 + [True] * 6
+
+
 @pytest.fixture
 def taught(toys: Splits, tmp_path: Path) -> Config:
     """A config that learns from a network of the same bars."""

@@ -224,7 +224,8 @@ def open_teacher(name: str, model: Model) -> Model:
         (c, h, w), (_, height, width) = teacher.config.image_shape, model.config.image_shape
         raise UserError(
             f"{name} cannot teach this network: it tells {few(set(teacher.classes))} apart on images of {h}×{w} with "
-            f"{c} channel{'s' * (c > 1)}, and here are {few(set(model.classes))} on {height}×{width}."
+            f"{c} channel{'s' * (c > 1)}, and here are {few(set(model.classes))} on {height}×{width}; "
+            f"choose another --teacher."
         )
     return teacher
 
