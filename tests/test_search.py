@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -24,10 +25,10 @@ import torch
 from optuna.trial import TrialState
 from rich.console import Console
 
-from capsnet import training
+from capsnet import checkpoint, training
 from capsnet.cli import main
 from capsnet.cli.flags import parse
-from capsnet.cli.search import Crew, line, picture
+from capsnet.cli.search import INTERRUPTED, UNTIL, Crew, Search, limits, line, picture
 from capsnet.cli.train import Train, take_preset
 from capsnet.config import CapsNetConfig, CNNConfig, Config, get_preset, to_dict
 from capsnet.errors import UserError
@@ -36,7 +37,7 @@ from capsnet.experiments.plan import Row
 from capsnet.runs import Taken
 from capsnet.search import ablation, report, study
 from capsnet.search.ablation import SUSPECTS, Plan
-from capsnet.search.space import SPACES, Between, Choice, read, record, suggest, train_flags, with_values
+from capsnet.search.space import SPACES, Between, Choice, read, record, same_images, suggest, train_flags, with_values
 from capsnet.search.study import Budget, Pace, Task, ended, open_study, paced, storage_url, work
 
 TINY = Config(
@@ -163,14 +164,16 @@ def test_settings_that_are_the_presets_own_need_no_flag() -> None:
 
 
 def test_a_search_ends_after_its_trials_and_never_looks_at_the_test_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    looked_at = []
-    evaluate = training.evaluate
-    monkeypatch.setattr(
-        training, "evaluate", lambda model, part, **k: looked_at.append(len(part)) or evaluate(model, part, **k)
-    )
+    class Hidden:
+        def __getattr__(self, name: str) -> Any:
+            raise AssertionError(f"a search asked for {name} of the test set")
+
+    load = training.load_data
+    monkeypatch.setattr(training, "load_data", lambda *a, **k: replace(load(*a, **k), test=Hidden()))
+    made = searched(replace(task(), minutes=0.01), 1, "timed")
+    assert made.trials[0].state == TrialState.COMPLETE
     made = searched(task(), 3)
     assert [trial.state for trial in made.trials] == [TrialState.COMPLETE] * 3
-    assert set(looked_at) == {100}  # the validation part; the test set has 10,000
     for trial in made.trials:
         said = trial.user_attrs
         assert trial.value == pytest.approx(said["curve"][-1][2])
@@ -187,6 +190,24 @@ def test_the_first_trial_is_the_base_itself() -> None:
     assert made.trials[0].system_attrs["fixed_params"] == {"lr": 0.003}  # three iterations are not in the space
 
 
+def test_few_combinations_are_all_tried_and_each_once(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["search", "--space", "model.iterations=1..3", "model.leaky=false,true", *FLAGS, "--epochs", "1", "--json"]
+    assert main(words) == 0
+    trials = json.loads(capsys.readouterr().out)["trials"]
+    tried = [(trial["values"]["model.iterations"], trial["values"]["model.leaky"]) for trial in trials]
+    assert tried[0] == (3, "false")  # the base's own
+    assert sorted(tried) == [(k, leaky) for k in (1, 2, 3) for leaky in ("false", "true")]
+
+
+def test_a_study_whose_first_worker_was_killed_before_it_had_queued_anything_is_whole_again() -> None:
+    what = task("model.iterations=1..3")
+    made = opened(what)
+    assert len(opened(what).trials) == len(made.trials) == 3
+    bare = optuna.create_study(storage=storage_url("", "bare"), study_name="bare")
+    bare.set_user_attr("task", what.record())
+    assert len(opened(what, "bare").trials) == 3
+
+
 def test_a_search_goes_on_where_it_was() -> None:
     searched(task(), 1)
     before = opened(task()).trials[0]
@@ -196,13 +217,10 @@ def test_a_search_goes_on_where_it_was() -> None:
 
 
 def test_a_trial_that_fails_is_noted_and_the_search_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
-    what = task("batch_size=32,512")  # 512 do not fit into 128 images
-    made = opened(what)
-    made.enqueue_trial({"batch_size": "512"})
-    made.enqueue_trial({"batch_size": "32"})
-    work(made, storage_url("", "s"), what, Budget(3))
-    assert [trial.state.name for trial in made.trials] == ["COMPLETE", "FAIL", "COMPLETE"]
-    assert "batch of 512" in made.trials[1].user_attrs["failure"]
+    made = searched(task("batch_size=512,32,16"), 3)  # 512 do not fit into 128 images
+    assert sorted(trial.state.name for trial in made.trials) == ["COMPLETE", "COMPLETE", "FAIL"]
+    failed = next(trial for trial in made.trials if trial.state == TrialState.FAIL)
+    assert "batch of 512" in failed.user_attrs["failure"]
     assert not list(Path("runs/search/s").iterdir())
     assert main(["search", "--report", "--study", "s"]) == 0
     out = capsys.readouterr().out
@@ -243,6 +261,27 @@ def test_a_storage_that_fails_for_a_moment_costs_no_training(monkeypatch: pytest
     assert not list(Path("runs/search/s").iterdir())
 
 
+def test_a_full_disk_ends_the_search_and_costs_no_training(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    what, replaced = task(epochs=2), os.replace
+
+    def full(source: Any, target: Any) -> None:
+        if str(target).endswith("model.safetensors"):
+            raise OSError(errno.ENOSPC, "No space left on device", str(target))
+        replaced(source, target)
+
+    def save(self: study.Reporter, run: training.Run, record: dict[str, Any]) -> None:
+        checkpoint.write_bytes(run.folder / "model.safetensors", b"")
+
+    monkeypatch.setattr(study.Reporter, "epoch_ended", save)
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(OSError, match="No space left"):
+        searched(what, 3)
+    assert [trial.state.name for trial in opened(what).trials] == ["FAIL", "WAITING"]
+    assert len(list(Path("runs/search/s").iterdir())) == 1  # what there is of its training
+
+
 @pytest.mark.filterwarnings("ignore:Heartbeat")
 def test_a_trial_that_kills_its_workers_is_given_up_and_one_that_is_interrupted_never() -> None:
     made = opened(task())
@@ -263,11 +302,11 @@ def test_a_trial_that_others_have_left_behind_is_ended_early() -> None:
     for _ in range(5):
         made.enqueue_trial({"lr": "0.003"})
     made.enqueue_trial({"lr": "0.0000001"})
-    work(made, storage_url("", "s"), what, Budget(7))
+    work(made, storage_url("", "s"), what, Budget(8))
     hopeless = made.trials[-1]
     assert hopeless.params["lr"] == "0.0000001"
     assert hopeless.state == TrialState.PRUNED
-    assert len(hopeless.user_attrs["curve"]) < 4
+    assert 2 <= len(hopeless.user_attrs["curve"]) < 4  # not in the first half
 
 
 def test_an_interrupted_trial_goes_on_from_its_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -363,6 +402,17 @@ def test_no_trial_begins_that_would_end_too_late() -> None:
     assert not Budget(10, soon).spent([], minutes=0.5)
 
 
+def test_a_worker_in_place_of_another_gets_no_more_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    flags = Search(hours=8.0)
+    assert limits(flags)[1] == pytest.approx(time.monotonic() + 8 * 3600, abs=5)
+    crew = Crew(["--help"], 1, until=time.monotonic() + 60)
+    crew.at_work[0][0].wait()
+    assert not crew.look_after()
+    monkeypatch.setenv(UNTIL, str(crew.until))
+    assert limits(flags)[1] == pytest.approx(time.monotonic() + 60, abs=5)
+    assert limits(Search())[1] == pytest.approx(time.monotonic() + 60, abs=5)
+
+
 # --- Storage ---------------------------------------------------------------------------------------------------
 
 
@@ -374,6 +424,42 @@ def test_a_study_of_another_space_is_refused() -> None:
         opened(task(epochs=3))
     with pytest.raises(UserError, match="another time a trial"):
         opened(replace(task(), minutes=2))
+
+
+def model_of(path: Path, **changes: Any) -> str:
+    """A model as a training with these settings leaves it behind."""
+    run = training.prepare(replace(TINY, **changes), path)
+    checkpoint.save_model(path, run.model, {"config": to_dict(run.config)})
+    return str(path)
+
+
+def test_a_study_whose_teacher_has_changed_is_refused(tmp_path: Path) -> None:
+    what = task(teacher=model_of(tmp_path / "teacher.safetensors"))
+    opened(what)
+    model_of(tmp_path / "teacher.safetensors", model=replace(TINY.model, iterations=1))
+    with pytest.raises(UserError, match="another model to begin with or to learn from"):
+        opened(what)
+
+
+def test_what_a_model_was_trained_on_is_found_whatever_it_is_called(tmp_path: Path) -> None:
+    teacher = model_of(tmp_path / "teacher.safetensors")
+    task(teacher=teacher)
+    with pytest.raises(UserError, match=r"trained on images that would be held back.*--seed 0"):
+        task(teacher=teacher, seed=7)
+    with pytest.raises(UserError, match="trained on images that would be held back"):
+        task(teacher=teacher, data="affine-mnist")  # made of the same digits
+    pupil = model_of(tmp_path / "pupil.safetensors", seed=7, teacher=teacher)
+    with pytest.raises(UserError, match=r"teacher\.safetensors was trained on images"):  # the one before it
+        task(teacher=pupil, seed=7)
+    tensors, told = checkpoint.read_tensors(Path(teacher))
+    checkpoint.write_tensors(Path(teacher), tensors, {**told, "certificate": {}})
+    with pytest.raises(UserError, match="does not say on which images"):
+        task(teacher=teacher)
+
+
+def test_the_same_folder_is_the_same_images() -> None:
+    assert same_images("folder:photos") == same_images("folder:./photos") != same_images("folder:others")
+    assert same_images("multimnist") == same_images("mnist") != same_images("fashion-mnist")
 
 
 def test_a_study_that_something_else_made_is_refused() -> None:
@@ -520,7 +606,7 @@ def test_two_workers_share_a_study_and_one_survives_the_other(two_workers: subpr
     os.kill(min(found), signal.SIGKILL)
     out, err = two_workers.communicate()
     assert two_workers.returncode == 0, err
-    assert "a worker was killed (signal 9)" in err
+    assert "a worker was killed; its trial goes back" in err
     told = json.loads(out)
     assert told["counts"] == {"complete": len(told["trials"]), "pruned": 0, "fail": 0}
     assert len(told["trials"]) in (4, 5)  # both workers may begin the last one
@@ -537,6 +623,13 @@ def test_a_killed_worker_is_replaced_and_one_that_gives_up_is_heard() -> None:
     first.wait()
     assert crew.look_after()
     assert [worker.pid for worker, _ in crew.at_work] != [first.pid]
+    (told, _), *_ = crew.at_work
+    while not running_workers("search"):
+        time.sleep(0.1)
+    told.terminate()  # it puts its trial back and ends by itself
+    assert told.wait() == INTERRUPTED
+    assert crew.look_after()
+    assert [worker.pid for worker, _ in crew.at_work] != [told.pid]
     crew.command += ["--pruner", "medain"]
     (second, _), *_ = crew.at_work
     second.kill()
@@ -643,7 +736,7 @@ def test_an_ablation_goes_on_after_an_interruption_and_pairs_its_seeds(monkeypat
     results = ablation.conduct(plan, again)
     assert steps[:5] == [4, 5, 6, 7, 0]  # the second epoch of the one that was interrupted, and then the next
     assert len(again.names) == 2 * 4 - 2
-    assert {row["name"] for row in results.rows} >= {"base-seed0", "bias-seed1", "together-seed1"}
+    assert {row["name"] for row in results.rows} >= {"base-seed0", "bias-seed1", "init+bias-seed1"}
     told = {o["name"]: o for o in ablation.outcomes(results.rows)}
     errors = {row["name"]: row["outcome"]["error_percent"] for row in results.rows}
     apart = [errors[f"bias-seed{k}"] - errors[f"base-seed{k}"] for k in range(2)]
@@ -652,6 +745,9 @@ def test_an_ablation_goes_on_after_an_interruption_and_pairs_its_seeds(monkeypat
     assert told["bias"]["flags"] == ["--model.routing-bias"]
     with pytest.raises(UserError, match="choose another name with --study"):
         ablation.conduct(replace(plan, base=replace(plan.base, lr=0.1)))
+    more, longer = Stops(), replace(plan, suspects=("init", "bias", "half-mean"), base=replace(TINY, save_every=1.0))
+    ablation.conduct(longer, more)
+    assert more.names == [f"{name}-seed{k}" for k in range(2) for name in ("half-mean", "half-mean+init+bias")]
 
 
 def test_two_ablations_of_one_name_do_not_mix() -> None:

@@ -32,7 +32,7 @@ from capsnet.data.datasets import DEFAULT_VALIDATION
 from capsnet.errors import UserError
 from capsnet.experiments.plan import Row
 from capsnet.search import ablation
-from capsnet.search.space import read
+from capsnet.search.space import combinations, read
 from capsnet.terminal import LOG_SECONDS, clock, console, print_table, say
 
 if TYPE_CHECKING:
@@ -43,8 +43,10 @@ if TYPE_CHECKING:
 
 Words = Annotated[tuple[str, ...], arg(metavar="FIELD=VALUES…", help_behavior_hint="")]
 Suspects = Annotated[tuple[str, ...], arg(metavar="NAME…", help_behavior_hint="")]
+INTERRUPTED = 130  # how a worker ends that was told to, by someone else than us
 MOST_REPLACED = 20  # workers in place of killed ones: they may all be killed for the same reason
 PARENT = "CAPSNET_SEARCH_PARENT"  # tells a worker which process to end with
+UNTIL = "CAPSNET_SEARCH_UNTIL"  # and when, by the clock on the wall: one that is replaced gets no more time
 
 
 @dataclass(frozen=True)
@@ -71,16 +73,18 @@ class Search:
     storage: MaybeStr = None
     """Where trials are kept: a file's name or any Optuna storage URL (default: runs/search/STUDY.db)."""
     trials: MaybeInt = None
-    """Stop when the study has so many trials (default: 50, or any number with --hours)."""
+    """Stop when the study has so many trials (default: 50, or any number with --hours). A space of 50 combinations or
+    fewer is tried as a whole, each of them once."""
     hours: float = 0.0
     """Begin no trial after so many hours, nor one whose --minutes would end later; 0 for no limit."""
     minutes: float = 0.0
-    """Training time of each trial: it measures a few of its steps, then takes as many whole epochs as fit, so that its
-    schedule ends in time. 0 trains for --epochs."""
+    """Training time of each trial: it measures a few of its steps, then takes as many whole epochs as fit. 0 trains for
+    --epochs."""
     workers: int = 1
     """Trainings at a time; they share the cores."""
     pruner: str = "median"
-    """End trials early that others have left behind: median (worse than half of them, of five at least), or none."""
+    """End trials early that others have left behind: median (worse than half of them, of five at least, past the middle
+    of their training), or none."""
     grace: int = 60
     """Seconds after which a silent worker counts as dead, and its trial goes to another."""
     report: Switch = False
@@ -135,7 +139,8 @@ def look(flags: Search, argv: list[str]) -> int:
     from capsnet.search.study import Budget, Task, open_study, storage_url, work
 
     task = Task(read(flags.space, flags.config), flags.config, flags.minutes)
-    budget = Budget(*limits(flags))
+    trials, until = limits(flags)
+    budget = Budget(min(trials, len(combinations(task.space)) or trials), until)
     url = storage_url(flags.storage or "", flags.study or "search")
     study = open_study(flags.study or "search", url, task, flags.pruner, flags.grace)
     with interruptible():
@@ -155,7 +160,8 @@ def limits(flags: Search) -> tuple[int, float]:
             raise UserError(f"--{name} should be {least} or more and is {value}.")
     if flags.hours and 60 * flags.hours <= flags.minutes:
         raise UserError(f"not one trial of {flags.minutes:g} minutes fits into {flags.hours:g} hours: raise --hours.")
-    return trials, time.monotonic() + 3600 * flags.hours if flags.hours else math.inf
+    left = float(os.environ.get(UNTIL, math.inf)) - time.time()
+    return trials, time.monotonic() + min(left, 3600 * flags.hours or math.inf)
 
 
 def watch(study: Study, url: str, task: Task, budget: Budget, flags: Search, argv: list[str]) -> None:
@@ -165,7 +171,7 @@ def watch(study: Study, url: str, task: Task, budget: Budget, flags: Search, arg
     secret = flags.storage or ""
     told = [word.replace(secret, shown(url)) if "://" in secret else word for word in argv]  # without a password
     again = f"go on with: capsnet search {shlex.join(told)}"
-    crew = Crew(argv, flags.workers)
+    crew = Crew(argv, flags.workers, budget.until)
     try:
         follow(study, url, task, budget, crew)
         with in_storage(url):
@@ -185,9 +191,10 @@ def watch(study: Study, url: str, task: Task, budget: Budget, flags: Search, arg
 class Crew:
     """The processes that work: one that is killed is replaced, one that ends in an error is heard."""
 
-    def __init__(self, argv: list[str], size: int) -> None:
+    def __init__(self, argv: list[str], size: int, until: float = math.inf) -> None:
         import torch
 
+        self.until = time.time() + until - time.monotonic()
         self.command = [sys.executable, "-m", "capsnet.cli", "search", *argv, "--work"]
         self.threads = str(max(1, torch.get_num_threads() // size))
         self.last_words, self.replaced = "", 0
@@ -196,7 +203,7 @@ class Crew:
     def hire(self) -> tuple[subprocess.Popen[bytes], IO[str]]:
         """A worker with its share of the cores; in a session of its own, so that Ctrl-C reaches it once, through us."""
         log = tempfile.TemporaryFile("w+")  # noqa: SIM115 (it lives as long as the worker)
-        environment = {**os.environ, "OMP_NUM_THREADS": self.threads, PARENT: str(os.getpid())}
+        environment = {**os.environ, "OMP_NUM_THREADS": self.threads, PARENT: str(os.getpid()), UNTIL: str(self.until)}
         process = subprocess.Popen(
             self.command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
         )
@@ -206,8 +213,8 @@ class Crew:
         """See who has ended, and how; whether anyone is still at work."""
         for worker, log in [w for w in self.at_work if w[0].poll() is not None]:
             self.at_work.remove((worker, log))
-            if worker.returncode < 0:
-                say(f"a worker was killed (signal {-worker.returncode}); its trial goes back into the queue")
+            if worker.returncode < 0 or worker.returncode == INTERRUPTED:
+                say("a worker was killed; its trial goes back into the queue")
                 if self.replaced < MOST_REPLACED:
                     self.replaced += 1
                     self.at_work.append(self.hire())

@@ -99,13 +99,13 @@ def is_done(record: dict[str, Any] | None, row: Row) -> bool:
 
 
 def same_training(recorded: dict[str, Any], config: Config) -> bool:
-    """Whether a recorded config is this one; shape and classes come from the data, and the preset is only a name."""
+    """Whether a recorded config is this one; shape and classes come from the data, a preset's name changes nothing."""
     try:
         there = from_dict(recorded)
     except UserError:  # of a version that had other settings
         return False
     model = replace(config.model, image_shape=there.model.image_shape, num_classes=there.model.num_classes)
-    return there == replace(config, preset=there.preset, model=model)
+    return there == replace(config, preset=there.preset, save_every=there.save_every, model=model)
 
 
 def finish_row(experiment: Experiment, budget: str, row: Row, place: Place, watchers: list[Watcher]) -> dict[str, Any]:

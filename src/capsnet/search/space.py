@@ -12,16 +12,19 @@ The names of `SPACES` stand for several of these. Every value is checked against
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import re
 import typing
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from capsnet import checkpoint
 from capsnet import config as settings
 from capsnet.config import CapsNetConfig, Config
+from capsnet.data.datasets import MADE
 from capsnet.errors import UserError, unknown
 
 if TYPE_CHECKING:
@@ -63,6 +66,7 @@ FIXED = {
     "preset", "data", "init", "teacher", "validation", "validation_choice", "seed", "device", "save_every", "stop_at",
     "patience", "model.image_shape", "model.num_classes", "model.routing",
 }  # fmt: skip
+FEW = 50  # combinations: so many are all tried, each once
 WORDS = {"true": True, "yes": True, "false": False, "no": False}
 
 
@@ -78,6 +82,10 @@ class Choice:
 
     def ends(self) -> tuple[Any, ...]:
         return self.values
+
+    def all(self) -> Sequence[Any]:
+        """Every value, as a storage keeps it; none where they cannot be counted."""
+        return [written(value) for value in self.values]
 
     def __str__(self) -> str:
         return ",".join(map(written, self.values))
@@ -99,6 +107,9 @@ class Between:
 
     def ends(self) -> tuple[float, float]:
         return self.low, self.high
+
+    def all(self) -> Sequence[int]:
+        return range(int(self.low), int(self.high) + 1) if self.integer else ()
 
     def __str__(self) -> str:
         return f"{written(self.low)}..{written(self.high)}{':log' * self.log}"
@@ -139,6 +150,20 @@ def _single(words: Iterable[str]) -> Iterator[str]:
             yield from SPACES[word]
         else:
             raise unknown("space", word, SPACES)
+
+
+def combinations(space: Space) -> list[dict[str, Any]]:
+    """Every combination of a space's values, where there are few of them; else none.
+
+    >>> combinations(read(["model.leaky=false,true", "model.iterations=1..2"], Config()))[1]
+    {'model.leaky': 'false', 'model.iterations': 2}
+    >>> combinations(read(["model.leaky=false,true", "lr=0.001..0.01"], Config()))
+    []
+    """
+    values = [choices.all() for choices in space.values()]
+    if not 0 < math.prod(map(len, values)) <= FEW:
+        return []
+    return [dict(zip(space, chosen, strict=True)) for chosen in itertools.product(*values)]
 
 
 def fields(base: Config) -> dict[str, Any]:
@@ -253,16 +278,34 @@ def check_judge(base: Config) -> None:
 
 
 def check_unseen(base: Config, trained: str) -> None:
-    """Refuse to begin with a model, or learn from one, that has been trained on what would be held back."""
+    """Refuse to begin with a model, or learn from one, that has been trained on what would be held back.
+
+    What that model itself began with, or was taught by, is looked at too, where it still lies there.
+    """
     _, record = checkpoint.read_tensors(checkpoint.model_file(trained))
     theirs = record.get("certificate", {}).get("config", {})
-    split = ("validation", "validation_choice", "seed")
-    if theirs.get("data") == base.data and any(theirs.get(name) != getattr(base, name) for name in split):
-        same = " ".join(f"--{name.replace('_', '-')} {theirs.get(name)}" for name in split)
+    if not theirs:
+        raise UserError(f"{trained} does not say on which images it was trained: do without it in a search.")
+    if same_images(theirs["data"]) != same_images(base.data):
+        return
+    names = ("data", "validation", "validation_choice", "seed")
+    if any(theirs.get(name) != getattr(base, name) for name in names):
+        same = " ".join(f"--{name.replace('_', '-')} {theirs.get(name)}" for name in names)
         raise UserError(
             f"{trained} was trained on images that would be held back here: hold back those that it held back "
             f"({same}, and no other seed), or do without it."
         )
+    for before in (theirs.get("init"), theirs.get("teacher")):
+        if before and Path(before).exists():
+            check_unseen(base, before)
+
+
+def same_images(data: str) -> str:
+    """What data sets have in common that are made of the same images."""
+    kind, _, place = data.partition(":")
+    if kind in MADE:
+        return "mnist"
+    return f"{kind}:{Path(place).resolve()}" if place else kind
 
 
 def with_values(base: Config, values: Mapping[str, Any]) -> Config:

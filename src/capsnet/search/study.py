@@ -2,10 +2,10 @@
 
 A trial is a training on the training images without the validation part, judged on that part at its end; the test
 set is never looked at. To be pruned a trial is compared with others at an equal share of their training (its tenths),
-for schedules stretch with it, and only where five of them were looked at just there. With a time for each trial, a
-trial first measures a few of its own steps and then takes as many whole epochs as fit, each with its look at the
-validation part and one more look in the end, so that its schedule ends inside the time; where not even one fits, it
-takes one epoch over as many images as do.
+for a one-cycle schedule stretches with it, in its second half alone, when that schedule's learning rate falls, and only
+where five of them were looked at just there. With a time for each trial, a trial first measures a few of its own steps
+and then takes as many whole epochs as fit, each with its look at the validation part and one more look in the end;
+where not even one fits, it takes one epoch over as many images as do.
 
 A worker shows that it is alive by a heartbeat in the storage. The trial of one that was killed is put back into the
 queue by the others and goes on from its last checkpoint, where that lies on the same disk.
@@ -16,6 +16,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import random
 import shutil
 import time
 import warnings
@@ -34,15 +35,26 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, IntegrityError, SQLAlchemyError
 
-from capsnet import __version__, runs, training
+from capsnet import __version__, checkpoint, runs, training, zoo
 from capsnet.config import Config, to_dict
 from capsnet.data import in_order
 from capsnet.errors import UserError, unknown
-from capsnet.search.space import Between, Space, check_judge, check_name, record, suggest, with_values, written
+from capsnet.models.registry import Model
+from capsnet.search.space import (
+    Between,
+    Space,
+    check_judge,
+    check_name,
+    combinations,
+    record,
+    suggest,
+    with_values,
+    written,
+)
 from capsnet.training import Run, Watcher
 
 PRUNERS = {
-    "median": lambda: optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=2, n_min_trials=5),
+    "median": lambda: optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=5, n_min_trials=5),
     "none": optuna.pruners.NopPruner,
 }
 FOLDER = Path("runs/search")
@@ -76,6 +88,8 @@ class Task:
         """As it stands in the study; where and how often a worker writes is its own affair."""
         base = {k: v for k, v in to_dict(self.base).items() if k not in ("device", "save_every")}
         whole = {"space": record(self.space), "base": base, "minutes": self.minutes, "judge": "validation error, %"}
+        models = [name for name in (self.base.init, self.base.teacher) if name]
+        whole["models"] = {name: zoo.sha256(checkpoint.model_file(name)) for name in models}
         return json.loads(json.dumps(whole | {"capsnet": __version__}))
 
 
@@ -174,13 +188,21 @@ def open_study(name: str, url: str, task: Task, pruner: str = "median", grace: i
             storage=connect(url, grace), study_name=name, load_if_exists=True,
             sampler=optuna.samplers.TPESampler(constant_liar=True), pruner=PRUNERS[pruner](),
         )  # fmt: skip
-        found = study.user_attrs.get("task")
-        if found is None and not study.get_trials(deepcopy=False):
+        if not study.user_attrs and not study.get_trials(deepcopy=False):
             study.set_user_attr("task", task.record())
-            study.enqueue_trial(own_values(task))  # what is known already comes first
-        elif found != task.record():
+        found = study.user_attrs.get("task")  # another worker may have begun it in the same instant
+        if found != task.record():
             raise another(name, url, found, task.record())
+        for values in first_trials(task):
+            study.enqueue_trial(values, skip_if_exists=True)
     return study
+
+
+def first_trials(task: Task) -> list[dict[str, Any]]:
+    """What is tried first: the base's own values; where there are few combinations, then all the others in no order."""
+    own, every = own_values(task), combinations(task.space)
+    random.Random(0).shuffle(every)
+    return sorted(every, key=lambda values: values != own) if every else [own]
 
 
 def load_study(name: str, url: str) -> optuna.Study:
@@ -207,6 +229,7 @@ def another(name: str, url: str, found: Any, wanted: dict[str, Any]) -> UserErro
         part = next((part for part in wanted if found.get(part) != wanted[part]), "format")
         what = {
             "space": "of another space", "base": "of other settings", "minutes": "of another time a trial",
+            "models": "of another model to begin with or to learn from",
             "capsnet": "of another version of capsnet",
         }  # fmt: skip
         said = f"is {what.get(part, f'of another {part}')}{difference(found.get(part), wanted.get(part))}"
@@ -317,6 +340,9 @@ class Objective:
             trial.set_user_attr("failure", str(taken))
             raise
         except FAILURES as failure:
+            if isinstance(failure.__cause__, OSError):  # a disk that is full is none of them either
+                put_back(trial.study, frozen(trial))
+                raise failure.__cause__ from None
             what = failure.what if isinstance(failure, runs.GoneBad) else str(failure)
             trial.set_user_attr("failure", what or type(failure).__name__)
             raise
@@ -384,15 +410,15 @@ class Pace(NamedTuple):
 def measured(run: Run, most: float) -> Pace:
     """The pace of a training here, in about `most` seconds for each of the two."""
     step = seconds_each(lambda: training.train_step(run), most)
-    batches = len(run.splits.validation) / LOOK
-    return Pace(step, seconds_each(lambda: look_at_some(run), most) * max(1.0, batches) if batches else 0.0)
+    batches, model = len(run.splits.validation) / LOOK, run.averaged_model().eval()
+    return Pace(step, seconds_each(lambda: look_at_some(run, model), most) * max(1.0, batches) if batches else 0.0)
 
 
 @torch.inference_mode()
-def look_at_some(run: Run) -> None:
+def look_at_some(run: Run, model: Model) -> None:
     """The first validation images through the network, as at the end of an epoch."""
     images = next(in_order(run.splits.validation, LOOK)).images
-    run.averaged_model().eval()(images.to(run.device)).lengths.cpu()
+    model(images.to(run.device)).lengths.cpu()
 
 
 def seconds_each(act: Callable[[], object], most: float) -> float:
