@@ -166,8 +166,9 @@ def test_the_plane_of_the_votes_keeps_their_spread(lab: Running, digits: data.Da
     np.testing.assert_allclose(np.linalg.norm(arrays["votes2d"], axis=0), spread[:2], rtol=1e-3)
     weight = arrays["couplings"][:, :, 4] * np.linalg.norm(votes, axis=-1)
     np.testing.assert_allclose(arrays["weight"], weight, rtol=1e-4, atol=1e-7)
-    # the weighted sum of votes is s_j: v_j, which has its direction, lies beside it from the origin of the plane
-    assert arrays["outputs2d"].shape == (3, 2)
+    plane = np.linalg.lstsq(votes - votes.mean(0), arrays["votes2d"], rcond=None)[0]
+    drawn = arrays["outputs2d"] - arrays["origin2d"]
+    np.testing.assert_allclose(drawn, arrays["outputs"][:, 4] @ plane, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["no-decoder", "small-cnn", "leaky", "deep", "two-digits", "colour"])
@@ -243,15 +244,17 @@ def test_the_mistakes_are_mistakes(lab: Running, model: CapsNet, digits: data.Da
 
 def test_mistakes_that_nobody_has_recorded_are_counted(lab: Running, digits: data.Dataset) -> None:
     deadline = time.monotonic() + 60
-    path = "/api/digits?model=small-cnn&only=mistakes&random=false&after="
+    path, waited = "/api/digits?model=small-cnn&only=mistakes&random=false&after=", [0.0]
     while (found := lab.json(path))["state"] == "counting" and time.monotonic() < deadline:
-        assert lab.json("/api/health")["ok"]  # it answers in the meantime
-        time.sleep(0.2)
+        began = time.monotonic()
+        encode(lab, pixels_of(digits.images[0].float() / 255), model="small-cnn")
+        waited.append(time.monotonic() - began)  # it answers in the meantime
     assert found["state"] == "ready"
     index = found["index"]
     header, _ = encode(lab, pixels_of(digits.images[index].float() / 255), model="small-cnn")
     assert header["longest"][0] != int(digits.labels[index])
     assert found["count"] > 5000  # its weights are random
+    assert max(waited) < 2
 
 
 def test_a_model_of_other_things_has_no_test_digits(lab: Running) -> None:
@@ -515,6 +518,15 @@ def test_two_hundred_large_bodies_at_once_are_not_all_held(lab: Running) -> None
     assert statuses[422] + statuses[408] > 0  # some were let in
     assert lab.memory("VmHWM") - before < 250  # all of them would be 1,580
     assert lab.json("/api/health")["ok"]
+
+
+def test_a_picture_of_many_pixels_and_few_bytes_takes_little_memory(lab: Running) -> None:
+    body = picture(size=(6000, 6000), mode="RGBA")
+    before = lab.forget_peak()
+    status, answer, _ = lab.ask(f"/api/photo?model={NAME}", body)
+    assert status == 200, answer
+    assert wire.unpack(answer)[1]["pixels"].max() > 0.5
+    assert lab.memory("VmHWM") - before < 400  # its pixels are 144, and preparing them all took 720
 
 
 # The command

@@ -388,6 +388,59 @@ def test_a_lost_server_is_noticed_and_found_again(browser: Browser, models: list
     page.close()
 
 
+def test_another_server_in_its_place_is_noticed_and_not_besieged(browser: Browser, models: list[str]) -> None:
+    """It came while nobody asked, and does not know the model that the page shows."""
+    with running_lab(*models, "--port", "0") as first:
+        page = browser.new_page()
+        page.set_default_timeout(PATIENCE)
+        page.goto(first.url)
+        settle(page)
+        page.locator("#model").select_option("leaky")
+        settle(page)
+    with running_lab(NAME, "--port", str(first.port)):
+        asked: list[str] = []
+        page.on("request", lambda request: asked.append(request.url))
+        draw(page, (0.2, 0.2), (0.8, 0.8))
+        expect(page.locator("#model")).to_have_value(NAME)
+        settle(page)
+        assert len([url for url in asked if "/api/encode" in url and "model=leaky" in url]) < 20  # one for each move
+    page.close()
+
+
+def test_a_resting_palm_leaves_no_blot(page: Page) -> None:
+    page.locator("#clear").click()
+    happen = """([kind, pointerType, pointerId, x]) => {
+      const canvas = document.querySelector(".stage canvas");
+      canvas.setPointerCapture = () => {};
+      const { left, top, width, height } = canvas.getBoundingClientRect();
+      canvas.dispatchEvent(new PointerEvent(kind, { pointerId, pointerType, button: 0, bubbles: true,
+        clientX: left + x * width, clientY: top + height / 2 }));
+      return lab.state.input.strokes.length;
+    }"""
+    assert page.evaluate(happen, ["pointerdown", "touch", 1, 0.2]) == 1
+    assert page.evaluate(happen, ["pointercancel", "touch", 1, 0.2]) == 0
+    assert page.evaluate(happen, ["pointerdown", "touch", 2, 0.2]) == 1
+    assert page.evaluate(happen, ["pointerdown", "pen", 3, 0.6]) == 1  # the pen's instead of the palm's
+    assert page.evaluate(happen, ["pointerup", "pen", 3, 0.6]) == 1
+    assert page.evaluate("() => lab.state.input.strokes[0].p[0]") > 500
+
+
+def test_a_search_for_mistakes_that_is_no_longer_wanted_ends(page: Page) -> None:
+    found = {"index": None, "count": 0, "state": "counting", "progress": 0.3}
+    page.route("**/api/digits*", lambda route: route.fulfill(json=found))
+    page.locator("button[data-mode=test]").click()
+    settle(page)
+    page.locator("#digit-mistakes").check()
+    expect(page.locator("#panel-input")).to_contain_text("Looking for mistakes … 30 %")
+    page.locator("#digit-mistakes").uncheck()
+    page.locator("#digit-index").fill("42")
+    page.locator("#digit-index").press("Enter")
+    found.update(index=7, count=1, state="ready", progress=1.0)
+    page.wait_for_timeout(1500)
+    assert page.evaluate("() => lab.state.input.index") == 42
+    expect(page.locator("#panel-input")).to_contain_text("Its label: 4.")
+
+
 def test_an_empty_canvas_is_said_to_be_empty(page: Page) -> None:
     page.locator("#clear").click()
     expect(page.locator("#prediction")).to_contain_text("empty")
@@ -408,11 +461,11 @@ def test_a_model_without_a_decoder_says_so(page: Page) -> None:
     expect(page.locator("#panel-pose")).to_contain_text("no decoder")
 
 
-@pytest.mark.parametrize("name", ["small-cnn", "leaky", "deep", "two-digits"])
+@pytest.mark.parametrize("name", ["small-cnn", "leaky", "deep", "two-digits", "colour"])
 def test_every_kind_of_model_is_shown(page: Page, name: str) -> None:
     page.locator("#model").select_option(name)
     settle(page)
-    assert len(lengths(page)) == 10
+    assert len(lengths(page)) == (3 if name == "colour" else 10)
     expect(page.locator("#prediction")).not_to_be_empty()
 
 

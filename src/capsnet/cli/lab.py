@@ -115,7 +115,9 @@ def bind(host: str, port: int) -> socket.socket:
     except OSError as error:
         raise UserError(f"{host} is no address to listen on ({error.strerror}): try --host 127.0.0.1.") from None
     try:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # on Windows REUSEADDR would let two programs listen on one port
+        option = getattr(socket, "SO_EXCLUSIVEADDRUSE", socket.SO_REUSEADDR)
+        listening.setsockopt(socket.SOL_SOCKET, option, 1)
         listening.bind((host, port))
         listening.listen(512)
     except OSError as error:

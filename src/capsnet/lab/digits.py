@@ -22,6 +22,7 @@ from capsnet.models import Model
 
 PUBLISHED = ("mnist", "fashion-mnist", "cifar10")
 AT_ONCE = 20  # few, so that the page's own requests get their turn in between
+BREATH = 0.005  # seconds between them: a lock that is let go and taken at once never leaves the thread
 
 
 class NotYet(Exception):
@@ -104,7 +105,7 @@ class Digits:
         try:
             test = self.pictures(data_set(entry))
         except NotYet:
-            return {"index": None, "count": 0, "state": "counting", "progress": 0.0}
+            return {"index": None, "count": 0, "state": "fetching", "progress": 0.0}
         except UserError as error:
             return {"index": None, "count": 0, "state": "no data", "progress": 0.0, "why": str(error)}
         count = self.mistakes(entry, test) if mistakes else Count(list(range(len(test))), 1.0)
@@ -134,7 +135,7 @@ class Digits:
     def _count(self, entry: Entry, test: data.Dataset, count: Count) -> None:
         try:
             for start in range(0, len(test), AT_ONCE):
-                if self.stopped.is_set():
+                if self.stopped.wait(BREATH):
                     return
                 images, labels = (x[start : start + AT_ONCE] for x in (test.images, test.labels))
                 with self.shelf.lock:

@@ -37,8 +37,9 @@ from capsnet.lab.shelf import Entry, Shelf
 STATIC = Path(__file__).resolve().parent / "static"
 BODY_LIMITS = {"/api/encode": 4 << 20, "/api/photo": 8_000_000}  # bytes; everything else takes little
 MOST_WAITING = 64
-MOST_PHOTOS = 4  # a photo may take a hundred megabytes while it is decoded
+MOST_PHOTOS = 4  # that are held at a time; one of them is decoded
 MOST_PIXELS = 40_000_000
+LARGE_SIDE = 3000  # a larger picture is made smaller first: it would take five times its pixels to be prepared
 SECONDS_TO_SEND = 20
 PHOTO_FORMATS = ("PNG", "JPEG", "MPO", "WEBP", "GIF", "BMP")
 
@@ -117,7 +118,7 @@ class Choice(BaseModel):
 
     index: int | None
     count: int = Field(description="how many fit")
-    state: Literal["ready", "counting", "no data"]
+    state: Literal["ready", "counting", "fetching", "no data"]
     progress: float = Field(ge=0, le=1)
     why: str = ""
 
@@ -294,6 +295,8 @@ def read_photo(body: bytes, entry: Entry) -> thinking.Seen:
                 f"the picture has {picture.width}×{picture.height} pixels: shrink it to 40 million at most."
             )
         try:
+            if picture.mode in ("L", "LA", "RGB", "RGBA") and "transparency" not in picture.info:
+                picture.thumbnail((LARGE_SIDE, LARGE_SIDE))
             image = upright_on_white(picture)
         except Exception as error:  # decoders raise whatever they like at broken data
             raise UserError(f"the picture is damaged ({error}): save it again.") from None

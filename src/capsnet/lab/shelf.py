@@ -107,6 +107,7 @@ def describe_capsules(config: CapsNetConfig) -> dict[str, Any]:
         "iterations": config.iterations,
         "leaky": config.leaky,
         "routing_bias": config.routing_bias,
+        "shared": config.shared,
         "has_decoder": bool(config.decoder),
         "decoder": list(config.decoder),
         "receptive": receptive_field(config),

@@ -120,6 +120,17 @@ export class Api {
     this.boot = (await this.json("/api/health")).boot;
   }
 
+  /** After a refusal: another process may have taken the port while nobody asked, and know other models. */
+  async check() {
+    const before = this.boot;
+    try {
+      await this.greet();
+      if (this.boot !== before) this.onReturn(true);
+    } catch {
+      // gone or busy: noticed where that is looked after
+    }
+  }
+
   async #poll() {
     for (;;) {
       await new Promise((resolve) => setTimeout(resolve, POLL_MILLISECONDS));

@@ -1,6 +1,7 @@
 // Hover cards: symbol, value, a sentence, the equation's number, for whatever has data-card. Small things show theirs
 // at once, on hover and on focus; large canvases only when the pointer rests, so that no card hides what is looked at.
 
+import { lengthAt } from "./classes.js";
 import { html, number, say } from "./elements.js";
 
 const REST_MILLISECONDS = 1100;
@@ -27,7 +28,8 @@ export const CARDS = {
     sentence: "The share of its output that capsule i sends to class j: the softmax of b over the classes.",
     value: (lab) => coupling(lab) },
   s: { symbol: ["s", "j"], title: "Weighted sum of the votes", equation: "Eq. 2",
-    sentence: "All votes for class j, each weighted by its coupling; agreeing votes add up, others cancel.",
+    sentence: "All votes for class j, each weighted by its coupling, and a learnt bias where the network has one; " +
+      "agreeing votes add up, others cancel.",
     value: (lab) => before(lab) },
   v: { symbol: ["v", "j"], title: "Class capsule", equation: "Eq. 1",
     sentence: "The squashed sum: its length is the probability that the class is there, its direction the pose.",
@@ -178,7 +180,7 @@ function fill(card, element, lab) {
   if (card.name !== name) card.symbol.replaceChildren(...symbol(name));
   card.name = name;
   say(card.title, title);
-  const own = element.dataset.value ?? element.getAttribute("aria-valuenow");
+  const own = element.dataset.said ?? element.dataset.value ?? element.getAttribute("aria-valuenow");
   // By hand the numbers stand in the view itself; those of the network would be others
   const found = own ?? (element.closest("#view-hand") ? "" : value?.(lab)) ?? "";
   say(card.value, found || "");
@@ -217,7 +219,8 @@ function lengthOf(lab) {
 function matrices({ model, result }) {
   if (!model?.class_dim || !result?.couplings) return "";
   const direct = result.primary?.shape[0] === result.couplings.shape[1];
-  return direct ? `${model.class_dim} × ${model.primary_dim} for each pair of capsule and class` : "";
+  const lower = model.shared ? "type" : "capsule";
+  return direct ? `${model.class_dim} × ${model.primary_dim} for each pair of ${lower} and class` : "";
 }
 
 function voteCount([, capsules, classes]) {
@@ -239,10 +242,10 @@ function coupling(lab) {
   return `to ${lab.model.classes[j]}: ${number(sum / capsules, 3)} on average`;
 }
 
-/** The sum's length, from the squashed one. */
+/** The sum's length at the shown iteration, from the squashed one. */
 function before(lab) {
-  const length = lab.result?.lengths[lab.selected()];
-  if (!lab.result?.poses) return "";
+  const length = lengthAt(lab, lab.selected());
+  if (length === null) return "";
   return `‖s‖ ${number(Math.sqrt(length / (1 - length)), 2)} → ‖v‖ ${number(length, 3)}`;
 }
 

@@ -106,13 +106,11 @@ function paintRow({ name, label, radio, meter, fill, then, value }, k, lab) {
   if (at !== null) then.style.left = `${100 * Math.min(1, at)}%`;
 }
 
-/** The length that class k had at the routing iteration which the scrubber shows; null at the last one. */
-function lengthAt({ result, state }, k) {
-  if (!result.outputs) return null;
+/** The length that class k had at the routing iteration which the scrubber shows; null where nothing was routed. */
+export function lengthAt({ result, state }, k) {
+  if (!result?.outputs) return null;
   const [t, j, q] = result.outputs.shape;
-  const now = Math.min(state.routing.t, t - 1);
-  if (now === t - 1) return null;
-  const start = (now * j + k) * q;
+  const start = (Math.min(state.routing.t, t - 1) * j + k) * q;
   return Math.hypot(...result.outputs.subarray(start, start + q));
 }
 

@@ -73,7 +73,7 @@ function ask(view) {
     view.asked = null;
     return;
   }
-  const { iterations, leaky } = lab.state.routing; // for a CNN they mean nothing
+  const { iterations, leaky } = other.kind === "capsnet" ? other : lab.state.routing; // as it was taught; none for a CNN
   const question = { pixels: lab.input, model: other.name, iterations, leaky };
   if (view.asked && Object.keys(question).every((key) => view.asked[key] === question[key])) return;
   view.asked = question;

@@ -2,7 +2,7 @@
 // paper beside them with the current line lit, and every number. The numbers come from the same routing code as the
 // networks' (POST /api/hand); this file only draws them.
 
-import { Newest } from "./api.js";
+import { Newest, Refusal } from "./api.js";
 import { html, number, say, set, svg } from "./elements.js";
 
 const REACH = 1.3; // a plane goes from −REACH to REACH
@@ -32,13 +32,24 @@ export function mount(root, lab) {
   view.newest = new Newest(
     ({ votes, iterations }) => lab.api.hand(votes, iterations),
     (trace, question) => received(view, trace, question),
-    () => (view.asked = ""),
+    (error) => failed(view, error),
   );
   root.append(html("div", { class: "hand" },
     html("section", { class: "hand-left", "aria-label": "Votes" }, head(view), planes(view), numbers(view)),
     html("section", { class: "hand-right", "aria-label": "Procedure 1" }, controls(view), procedure(view), said(view), squashCurve(view))));
   root.addEventListener("keydown", (event) => onKey(view, event));
   lab.on(() => onFrame(view));
+}
+
+/** Asked again when the server is back, or has less to do; a refusal stays one. */
+function failed(view, error) {
+  const again = () => {
+    view.asked = "";
+    view.lab.poke("hand");
+  };
+  if (!(error instanceof Refusal)) return void (view.asked = "");
+  view.lab.notice(error.message);
+  if (error.status === 503) setTimeout(again, 1000);
 }
 
 const subscript = (...indices) => indices.map((n) => String.fromCharCode(0x2080 + n + 1)).join("");
@@ -113,7 +124,7 @@ function head(view) {
   view.count = html("output", { class: "num" });
   return html("div", { class: "hand-head" },
     html("div", {}, html("h2", {}, "Routing by hand"),
-      html("p", { class: "small muted" }, "Each lower capsule votes for both upper ones. Drag a vote, or move it with the arrow keys.")),
+      html("p", { class: "small muted" }, "Each lower capsule votes for every upper one. Drag a vote, or move it with the arrow keys.")),
     html("div", { class: "row" }, ...Object.keys(PRESETS).map(take)),
     html("div", { class: "row tight" }, view.less, view.count, view.more));
 }
@@ -236,7 +247,7 @@ function stop(view) {
 }
 
 function onKey(view, event) {
-  if (event.ctrlKey || event.metaKey || event.altKey) return;
+  if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest(".hand-scroll")) return;
   if (event.key === "ArrowRight") go(view, 1);
   else if (event.key === "ArrowLeft") go(view, -1);
   else if (event.key === " " && event.target.tagName !== "BUTTON") toggle(view);
@@ -409,7 +420,7 @@ function explain({ logits, couplings, s, v, agreement }, votes, { t, line }) {
   if (line === 6) return `‖s${one}‖ = ${number(length)} becomes ‖v${one}‖ = ${number(length ** 2)} / ${number(1 + length ** 2)} = ${number(Math.hypot(...v[t][0]))}; the direction stays.`;
   if (line === 7) return `b${oneOne} = ${number(b[0])} + ${vector(votes[0][0])} · ${vector(v[t][0])} = ${number(b[0] + agreement[t][0][0])}.  A vote that agrees will count more.`;
   const best = v[t].map((value) => Math.hypot(...value)).reduce((a, value, j, all) => (value > all[a] ? j : a), 0);
-  return `Upper capsule ${best + 1} is the longer one, ${number(Math.hypot(...v[t][best]))}: its votes agree most.`;
+  return `Upper capsule ${best + 1} is the longest, ${number(Math.hypot(...v[t][best]))}: its votes, each times its coupling, add up to the longest sum.`;
 }
 
 function paintSquash(view, now) {

@@ -5,7 +5,7 @@ import { recall, remember } from "./memory.js";
 
 const THEMES = ["auto", "light", "dark"];
 const SIGNS = { auto: "◐", light: "☀", dark: "☾" };
-const NOTICE_MILLISECONDS = 7000;
+const NOTICE_MILLISECONDS = 7000, FADED_MILLISECONDS = 300;
 
 export function mount(root, lab) {
   theme(root.querySelector("#theme"), lab);
@@ -91,7 +91,10 @@ export function millions(count) {
 /** Sentences fade after a while; a lost server stays until it is back. */
 function notices(box, lab) {
   let timer = 0;
-  const hide = () => delete box.dataset.shown;
+  const hide = () => {
+    delete box.dataset.shown;
+    timer = setTimeout(() => say(box, ""), FADED_MILLISECONDS); // or it would not be read out a second time
+  };
   const show = (sentence, kind) => {
     clearTimeout(timer);
     say(box, sentence);

@@ -60,6 +60,7 @@ class Lab {
   /** Merge a patch into the state; panels repaint in the next frame, once for all updates. */
   update(patch, options) {
     const old = this.state;
+    if (patch.input?.mode !== undefined || patch.input?.index !== undefined) this.#forgetFailed();
     this.state = next(old, this.#withItsRouting(patch), options);
     for (const key of Object.keys(this.state)) if (this.state[key] !== old[key]) this.poke(key);
     if (this.state.model !== old.model) this.#useModel();
@@ -193,7 +194,9 @@ class Lab {
       this.decoder = decoder;
       this.poke("decoder");
     } catch (error) {
-      if (error instanceof Refusal) this.notice(error.message);
+      if (!(error instanceof Refusal)) return; // fetched when the server is back
+      this.notice(error.message);
+      if (error.status === 503) setTimeout(() => this.model === model && this.#fetchDecoder(model), 2000);
     }
   }
 
@@ -210,18 +213,25 @@ class Lab {
       this.#digits.set(key, { pixels, shape, label: header.label });
       this.poke("input");
     } catch (error) {
-      this.#digits.set(key, undefined); // or every frame would ask again
+      const soon = error.status === 503; // the server fetches them: it stays on its way
+      this.#digits.set(key, soon ? null : undefined); // or every frame would ask again
       this.poke("input");
+      if (soon) setTimeout(() => this.#askAgain(key), 2000);
       if (!(error instanceof Refusal)) return; // asked for again when the server is back
+      this.transient.missing = error.message;
       this.notice(error.message);
-      if (error.status === 503) setTimeout(() => this.#askAgain(), 2000); // the server fetches them
     }
   }
 
-  /** Another chance for the digits that could not be had. */
-  #askAgain() {
-    for (const [key, digit] of this.#digits) if (digit === undefined) this.#digits.delete(key);
+  /** Another chance for one digit, or for all that could not be had. */
+  #askAgain(key) {
+    if (key) this.#digits.delete(key);
+    else this.#forgetFailed();
     this.poke("input");
+  }
+
+  #forgetFailed() {
+    for (const [key, digit] of this.#digits) if (digit === undefined) this.#digits.delete(key);
   }
 
   #frame() {
@@ -293,12 +303,15 @@ class Lab {
     this.poke("result");
   }
 
+  /** A question that was refused is not asked again, or every frame would; one to a busy server is, in a second. */
   #failed(error) {
-    this.#asked = "";
-    if (error instanceof Refusal) {
-      this.notice(error.message);
-      if (error.status === 503) setTimeout(() => this.poke("input"), 1000);
-    }
+    if (!(error instanceof Refusal)) return; // asked again when the server is back
+    this.notice(error.message);
+    if (error.status !== 503) return this.api.check();
+    setTimeout(() => {
+      this.#asked = "";
+      this.poke("input");
+    }, 1000);
   }
 
   #setStatus(status) {
@@ -314,6 +327,7 @@ class Lab {
       await this.#connect();
     }
     this.#asked = "";
+    if (this.model?.has_decoder && !this.decoder) this.#fetchDecoder(this.model);
     this.#askAgain();
   }
 

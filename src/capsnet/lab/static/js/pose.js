@@ -209,7 +209,6 @@ function onSlide(view, d, event) {
   paintPictures(view);
   view.fresh = snapshot(view);
   const took = performance.now() - event.timeStamp;
-  performance.measure("slider-to-paint", { start: event.timeStamp, duration: took });
   remember(view.lab.timings, took);
   afterFrame(() => remember(view.lab.frameTimings, performance.now() - event.timeStamp));
 }

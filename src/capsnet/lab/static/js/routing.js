@@ -278,7 +278,7 @@ function paintRibbons(view) {
   drawRight(context, view, at, colours, width);
   const share = at.got[focusOf(view)] / at.total;
   const name = lab.model.classes[focusOf(view)];
-  set(view.ribbons, { "aria-label": `${(100 * share).toFixed(1)} percent of what the primary capsules send goes to ${name}`, "data-value": share.toFixed(4) });
+  set(view.ribbons, { "aria-label": `${(100 * share).toFixed(1)} percent of what the primary capsules send goes to ${name}`, "data-value": share.toFixed(4), "data-said": `${(100 * share).toFixed(1)} % of what is sent goes to ${name}` });
 }
 
 /** Which classes are drawn in a colour of their own. */

@@ -179,19 +179,21 @@ export function undo(lab) {
 function pointer(canvas, lab) {
   let active = null;
   canvas.addEventListener("pointerdown", (event) => {
-    if (active || event.button !== 0 || !lab.model) return;
+    if (event.button !== 0 || !lab.model) return;
+    if (active && !(event.pointerType === "pen" && active.type === "touch")) return;
+    active?.cancel(); // a hand that came down before its pen
     canvas.setPointerCapture(event.pointerId);
     const begin = lab.state.input.mode === "draw" ? drawing : dragging;
-    active = { id: event.pointerId, ...begin(event, canvas, lab) };
+    active = { id: event.pointerId, type: event.pointerType, ...begin(event, canvas, lab) };
   });
   canvas.addEventListener("pointermove", (event) => active?.id === event.pointerId && active.move(event));
-  const end = (event) => {
+  const end = (event, how) => {
     if (active?.id !== event.pointerId) return;
-    active.end();
+    active[how]();
     active = null;
   };
-  canvas.addEventListener("pointerup", end);
-  canvas.addEventListener("pointercancel", end);
+  canvas.addEventListener("pointerup", (event) => end(event, "end"));
+  canvas.addEventListener("pointercancel", (event) => end(event, "cancel")); // so the system tells of a resting palm
 }
 
 function drawing(event, canvas, lab) {
@@ -210,6 +212,10 @@ function drawing(event, canvas, lab) {
       show();
     },
     end: () => lab.update({ input: { strokes: [...earlier, { w, p: simplify(points, TOLERANCE) }] } }),
+    cancel: () => {
+      past.pop();
+      lab.update({ input: { strokes: earlier } });
+    },
   };
 }
 
@@ -237,7 +243,7 @@ function dragging(event, canvas, lab) {
       lab.update({ transform: limited({ x: transform.x + way[0], y: transform.y + way[1] }, lab.model) });
     }
   };
-  return { move, end: () => {} };
+  return { move, end: () => {}, cancel: () => {} };
 }
 
 function moveSecond(lab, dx, dy) {

@@ -68,9 +68,10 @@ export function testTools(lab) {
       label.replaceChildren(html("option", { value: "" }, "any class"), ...classes);
     }
     if (changed.has("input") || changed.has("model")) show();
-    if (changed.has("input") && lab.state.input.mode === "test" && lab.model) {
+    if ((changed.has("input") || changed.has("model")) && lab.state.input.mode === "test" && lab.model) {
       const digit = lab.digit(lab.state.input.index);
-      if (digit) say(facts, `Its label: ${lab.model.classes[digit.label] ?? digit.label}.${counted(lab)}`);
+      const missing = digit === undefined ? sentence(lab.transient.missing ?? "") : "";
+      say(facts, digit ? `Its label: ${lab.model.classes[digit.label] ?? digit.label}.${counted(lab)}` : missing);
     }
   });
   return html("div", {},
@@ -91,21 +92,25 @@ function counted(lab) {
 
 let asking = 0;
 
-/** Ask the server for a digit that fits; mistakes may still be counted: then ask again. */
+/** Ask the server for a digit that fits; mistakes may still be counted: then ask again, as long as it is wanted. */
 async function pickDigit(lab, random, take, tell) {
   const mine = ++asking;
   const { index, label, only } = lab.state.input;
   const query = { model: lab.state.model, only, random, after: index };
   if (label !== null) query.label = label;
+  const wanted = { index, label, only, mode: "test" };
+  const stale = () => mine !== asking || lab.state.model !== query.model ||
+    Object.entries(wanted).some(([key, value]) => lab.state.input[key] !== value);
   try {
     for (;;) {
       const found = await lab.api.digits(query);
-      if (mine !== asking) return; // a newer question is under way
+      if (stale()) return;
       if (found.state === "no data") return tell(sentence(found.why || "the test digits could not be fetched."));
       matching = { count: found.count, label, only, model: query.model, ready: found.state === "ready" };
       if (found.index !== null) return take(found.index);
       if (found.state === "ready") return tell(only === "mistakes" ? "It makes no mistake here." : "No digit fits.");
-      tell(`Looking for mistakes … ${Math.round(100 * found.progress)} %`);
+      const counting = `Looking for mistakes … ${Math.round(100 * found.progress)} %`;
+      tell(found.state === "fetching" ? "Fetching the test digits …" : counting);
       await new Promise((resolve) => setTimeout(resolve, ASK_AGAIN_MILLISECONDS));
     }
   } catch (error) {
@@ -208,7 +213,7 @@ async function another(lab, which, take) {
   const label = labels[Math.floor(Math.random() * labels.length)];
   try {
     const found = await lab.api.digits({ model: lab.state.model, label, only: "all", random: true });
-    if (found.index === null) lab.notice(found.why || "The test digits are not here.");
+    if (found.index === null) lab.notice(found.why || "The test digits are being fetched: try again in a moment.");
     else take(found.index);
   } catch (error) {
     lab.notice(error.message);
