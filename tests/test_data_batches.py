@@ -175,6 +175,11 @@ def test_every_shift_of_the_paper_comes_up_and_none_beyond() -> None:
     assert sorted(places.unique().tolist()) == [9 * y + x for y in range(2, 7) for x in range(2, 7)]
 
 
+def test_a_shift_out_of_the_narrow_side_is_refused() -> None:
+    with pytest.raises(UserError, match="out of view"):
+        augment(torch.ones(1, 1, 20, 64), Augment(shift=30), generator(0, "test"))
+
+
 def test_a_warp_of_nothing_but_a_shift_agrees_with_the_shift() -> None:
     images = torch.rand(16, 1, 12, 10)
     exact = augment(images, Augment(shift=2), generator(5, "test"))

@@ -170,6 +170,9 @@ def test_what_cannot_be_read_is_named_and_the_rest_used(tmp_path: Path, capsys: 
     (tmp_path / "cat" / "empty.jpg").write_bytes(b"")
     whole = picture(tmp_path / "dog" / "cut.bmp", 7, (40, 40)).read_bytes()
     (tmp_path / "dog" / "cut.bmp").write_bytes(whole[:200])
+    whole = picture(tmp_path / "dog" / "cut.png", 7, (40, 40)).read_bytes()
+    (tmp_path / "dog" / "cut.png").write_bytes(whole[: len(whole) // 2])
+    (tmp_path / "dog" / "eps.png").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n")
     huge_header(tmp_path / "dog" / "wide.png", 20001, 1)
     huge_header(tmp_path / "dog" / "bomb.png", 15000, 15000)
     (tmp_path / "dog" / "notes.txt").write_text("ignored")
@@ -178,10 +181,34 @@ def test_what_cannot_be_read_is_named_and_the_rest_used(tmp_path: Path, capsys: 
     splits = load(f"folder:{tmp_path}")
     assert splits.train.n + splits.validation.n + splits.test.n == 40
     said = capsys.readouterr().err
-    for name in ("text.png", "empty.jpg", "cut.bmp", "wide.png", "bomb.png"):
+    for name in ("text.png", "empty.jpg", "cut.bmp", "cut.png", "eps.png", "wide.png", "bomb.png"):
         assert said.count(name) == 1
     assert "notes" not in said
     assert "hidden" not in said
+
+
+def test_a_broken_exif_block_costs_no_picture(tmp_path: Path) -> None:
+    two_classes(tmp_path)
+    Image.fromarray(np.full((20, 20), 99, np.uint8)).save(tmp_path / "cat" / "odd.jpg", exif=b"Exif\0\0no tags at all")
+    splits = load(f"folder:{tmp_path}")
+    assert splits.train.n + splits.validation.n + splits.test.n == 41
+
+
+def test_a_file_in_several_rows_is_one_image_with_all_its_labels(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for k in range(12):
+        picture(tmp_path / f"{k}.png", k, (8, 8))
+    rows = [f"{k}.png,{'cat' if k % 2 else 'dog'}" for k in range(12)] + ["./3.png,dog", "4.png,dog"]
+    (tmp_path / "labels.csv").write_text("\n".join(["file,labels", *rows]))
+    splits = load(f"csv:{tmp_path / 'labels.csv'}")
+    parts = (splits.train, splits.validation, splits.test)
+    assert sum(part.n for part in parts) == 12
+    assert sum(int(part.labels.sum()) for part in parts) == 13  # one is both
+    assert "2 files in several rows (3.png)" in capsys.readouterr().err
+    (tmp_path / "labels.csv").write_text("file,labels,split\n1.png,cat,train\n1.png,cat,test\n2.png,dog,train\n")
+    with pytest.raises(UserError, match=r"has 1\.png in two splits"):
+        load(f"csv:{tmp_path / 'labels.csv'}")
 
 
 def test_links_that_lead_in_circles_are_not_followed(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ MAY_IMPORT = {
     "evaluation": {"errors", "functional", "data", "config", "models"},
     "zoo": {"errors"},
     "checkpoint": {"errors", "config", "models", "zoo"},
-    "pretrained": {"errors", "config", "models", "zoo", "checkpoint", "evaluation"},
+    "pretrained": {"errors", "data", "config", "models", "zoo", "checkpoint", "evaluation"},
 }
 # The room on the left is used by the rooms on the right only.
 ONLY_IMPORTED_BY = {

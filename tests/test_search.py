@@ -31,13 +31,14 @@ from capsnet.cli.flags import parse
 from capsnet.cli.search import INTERRUPTED, UNTIL, Crew, Search, limits, line, picture
 from capsnet.cli.train import Train, take_preset
 from capsnet.config import CapsNetConfig, CNNConfig, Config, get_preset, to_dict
+from capsnet.data.datasets import same_images
 from capsnet.errors import UserError
 from capsnet.experiments.conduct import Show
 from capsnet.experiments.plan import Row
 from capsnet.runs import Taken
 from capsnet.search import ablation, report, study
 from capsnet.search.ablation import SUSPECTS, Plan
-from capsnet.search.space import SPACES, Between, Choice, read, record, same_images, suggest, train_flags, with_values
+from capsnet.search.space import SPACES, Between, Choice, read, record, suggest, train_flags, with_values
 from capsnet.search.study import Budget, Pace, Task, ended, open_study, paced, storage_url, work
 
 TINY = Config(

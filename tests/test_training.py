@@ -7,6 +7,7 @@ import json
 import multiprocessing
 import os
 import random
+import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from dataclasses import replace
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -27,6 +29,7 @@ from capsnet.data.batches import in_order
 from capsnet.errors import UserError
 from capsnet.evaluation import evaluate
 from capsnet.models.registry import build
+from pictures import write_folder
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 TINY = CapsNetConfig(
@@ -150,7 +153,9 @@ def test_a_teacher_that_changes_under_a_training_is_noticed(taught: Config, tmp_
 
 
 def test_a_teacher_of_other_classes_is_refused(toys: Splits, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"quick-mnist cannot teach .* 0, 1, 2, … apart on images of 28×28"):
+    with pytest.raises(
+        UserError, match=r"quick-mnist cannot teach .* knows one of 0, 1, 2, … on images of 28×28 with 1 channel,"
+    ):
         training.prepare(toy_config(teacher="quick-mnist"), tmp_path / "run")
 
 
@@ -200,13 +205,82 @@ def test_early_stopping_looks_at_validation_and_never_at_test(toys: Splits, tmp_
 
 def test_early_stopping_keeps_the_weights_of_the_best_epoch(toys: Splits, tmp_path: Path) -> None:
     run = training.start(toy_config(patience=1, epochs=3), tmp_path / "run")
-    training.train(run)
+    weights_of = {}
+
+    class Keeps(training.Watcher):
+        def epoch_ended(self, run: training.Run, record: dict[str, Any]) -> None:
+            weights_of[run.epoch] = {name: tensor.clone() for name, tensor in run.model.state_dict().items()}
+
+    training.train(run, [Keeps()])
     best = min(
         (r for r in runs.read_metrics(tmp_path / "run") if r["kind"] == "epoch"),
         key=lambda r: r["validation_error_percent"],
     )
     assert run.best_epoch == best["epoch"]
     assert run.best_error == best["validation_error_percent"]
+    assert same(weights(tmp_path / "run"), weights_of[run.best_epoch])
+
+
+def test_the_certificate_has_the_validation_error_of_the_weights_that_are_kept(toys: Splits, tmp_path: Path) -> None:
+    """And not that of an epoch in between, which may have been lower."""
+    result = training.train(training.start(toy_config(epochs=4, lr=0.05), tmp_path / "run"))
+    judged = training.evaluate(result.model, toys.validation).error_percent
+    assert result.certificate["validation_error_percent"] == judged
+
+
+def test_a_training_on_the_fast_paths_goes_on_bit_identically(tmp_path: Path) -> None:
+    """The quick network is large enough for the routing and the convolutions of its own kernels."""
+    config = replace(get_preset("quick"), train_limit=320, batch_size=64, epochs=1, device="cpu")
+    training.train(training.start(config, tmp_path / "whole"))
+    run = training.start(config, tmp_path / "parts")
+    with pytest.raises(KeyboardInterrupt):
+        training.loop(run, [], lambda: run.step >= 2)
+    run.lock.release()
+    training.train(training.resume(tmp_path / "parts"))
+    assert same(weights(tmp_path / "whole"), weights(tmp_path / "parts"))
+
+
+def test_images_that_have_changed_in_between_are_no_longer_trained_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One more of them, and what was trained on may be what is tested on."""
+    photos = write_folder(tmp_path / "photos", ("cat", "dog"), n=40)
+    config = toy_config(data=f"folder:{photos}", epochs=2, image_size=28)
+    run = training.start(config, tmp_path / "run")
+    with pytest.raises(KeyboardInterrupt):
+        training.loop(run, [], lambda: run.step >= 1)
+    run.lock.release()
+    result = training.train(training.resume(tmp_path / "run"))
+    assert set(result.certificate["images"]) == {"train", "validation", "test"}
+    assert main(["evaluate", str(tmp_path / "run")]) == 0
+    assert "has changed" not in capsys.readouterr().err
+    run = training.start(config, tmp_path / "other")
+    run.lock.release()
+    shutil.copy(next(iter((photos / "cat").iterdir())), photos / "cat" / "zzz.png")
+    with pytest.raises(UserError, match=r"has changed since .* began"):
+        training.resume(tmp_path / "other")
+    assert main(["evaluate", str(tmp_path / "run")]) == 0
+    assert "has changed since" in capsys.readouterr().err
+
+
+def test_a_model_to_begin_with_that_has_learnt_the_test_images_is_refused(tmp_path: Path) -> None:
+    photos = write_folder(tmp_path / "photos", ("cat", "dog"), n=40)
+    config = toy_config(data=f"folder:{photos}", epochs=1, image_size=28)
+    training.train(training.start(config, tmp_path / "first"))
+    again = replace(config, init=str(tmp_path / "first"))
+    training.train(training.start(again, tmp_path / "second"))
+    with pytest.raises(UserError, match="was trained on images that would be held back here"):
+        training.start(replace(again, seed=1), tmp_path / "third")
+
+
+def test_a_validation_error_after_a_model_that_has_learnt_those_images_is_said_to_be_too_good(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = replace(get_preset("quick"), init="quick-mnist", validation=100, train_limit=100, batch_size=50, epochs=1)
+    training.begin(config, tmp_path)
+    assert "will look too good: quick-mnist was trained on images" in capsys.readouterr().err
+    with pytest.raises(UserError, match="quick-mnist was trained on images"):
+        training.begin(replace(config, patience=1), tmp_path)
 
 
 def test_a_loss_that_is_not_a_number_stops_and_keeps_the_last_good_checkpoint(toys: Splits, tmp_path: Path) -> None:

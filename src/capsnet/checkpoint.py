@@ -73,7 +73,7 @@ def write_json(path: Path, value: Any) -> None:
 
 def read_json(path: Path) -> Any:
     try:
-        return json.loads(path.read_text())
+        return json.loads(path.read_text("utf-8"))
     except FileNotFoundError:
         raise UserError(f"there is no {path}.") from None
     except (OSError, ValueError) as error:

@@ -123,7 +123,7 @@ ModelConfig = CapsNetConfig | CNNConfig
 
 @dataclass(frozen=True)
 class LossConfig:
-    """Margin loss plus reconstruction; CNNs take cross-entropy and ignore all of this, unless told otherwise."""
+    """Margin loss plus reconstruction; CNNs take cross-entropy and ignore all but `teacher`, unless told otherwise."""
 
     present: float = 0.9
     """m⁺: a class that is there should be at least this long."""
@@ -160,7 +160,8 @@ class Config:
     """Learn from a trained model's answers too (distillation): one that knows these classes on images of this size, by
     its name, a run's folder or a .safetensors file."""
     image_size: int = 0
-    """Resize images to this many pixels; 0 keeps their size (a folder's images of mixed sizes become 64)."""
+    """Resize images to this many pixels; 0 keeps their size (a folder's images become 64 where they are larger or of
+    several sizes)."""
     validation: int = 10_000
     """How many training images are held back to choose things on; 0 trains on all of them."""
     validation_choice: Literal["seeded", "first"] = "seeded"
@@ -347,7 +348,7 @@ def baseline_multimnist() -> Config:
 
     `capsnet train --preset baseline-multimnist`
     """
-    model = CNNConfig((1, 36, 36), 10, (512, 256), (9, 5), (2, 2), (1024,))
+    model = CNNConfig((1, 36, 36), 10, (512, 256), (9, 5), (2, 2), (1024,), dropout=0.0)
     return Config(data="multimnist", epochs=10, model=model)
 
 

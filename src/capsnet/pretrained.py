@@ -19,6 +19,7 @@ from torch import Tensor
 
 from capsnet import checkpoint, zoo
 from capsnet.config import PRESETS, Config, ModelConfig, model_from_dict
+from capsnet.data.datasets import same_images
 from capsnet.errors import UserError, unknown
 from capsnet.evaluation import few
 from capsnet.models.capsnet import CapsNet
@@ -227,3 +228,33 @@ def copy_channels(target: Tensor, found: Tensor) -> str | None:
         return None
     target.copy_(found.expand_as(target) / ours if theirs == 1 else found.sum(1, keepdim=True))
     return f"{theirs} → {ours} channels"
+
+
+def check_unseen(config: Config, sure: bool = True) -> None:
+    """Refuse to begin with a model, or learn from one, that has been trained on what is held back here.
+
+    What that model itself began with, or was taught by, is looked at too, where it still lies there. `sure` refuses
+    one that does not say what it was trained on.
+    """
+    for trained in (config.init, config.teacher):
+        if trained:
+            _check_unseen_by(trained, config, sure)
+
+
+def _check_unseen_by(trained: str, config: Config, sure: bool) -> None:
+    _, record = checkpoint.read_tensors(checkpoint.model_file(trained))
+    theirs = record.get("certificate", {}).get("config", {})
+    if not theirs and sure:
+        raise UserError(f"{trained} does not say on which images it was trained: do without it here.")
+    if not theirs or same_images(theirs["data"]) != same_images(config.data):
+        return
+    names = ("data", "validation", "validation_choice", "seed")
+    if any(theirs.get(name) != getattr(config, name) for name in names):
+        same = " ".join(f"--{name.replace('_', '-')} {theirs.get(name)}" for name in names)
+        raise UserError(
+            f"{trained} was trained on images that would be held back here: hold back those that it held back "
+            f"({same}, and no other seed), or do without it."
+        )
+    for before in (theirs.get("init"), theirs.get("teacher")):
+        if before and Path(before).exists():
+            _check_unseen_by(before, config, sure)

@@ -131,6 +131,7 @@ class Run:
     origin: dict[str, Any] = field(default_factory=dict)  # the trained model that this began with, for the certificate
     teacher: Model | None = None
     taught_by: dict[str, Any] = field(default_factory=dict)  # which model that is, to the last bit
+    images: dict[str, int] = field(default_factory=dict)  # checksums of one's own, which may change
 
     @property
     def device(self) -> torch.device:
@@ -167,7 +168,7 @@ class Run:
         state = {name: getattr(self, name) for name in KEPT}
         if math.isinf(self.best_error):
             state["best_error"] = None  # JSON has no infinity
-        others = {"origin": self.origin, "taught_by": self.taught_by}
+        others = {"origin": self.origin, "taught_by": self.taught_by, "images": self.images}
         return {"config": to_dict(self.config), "state": state} | {name: of for name, of in others.items() if of}
 
     def save(self) -> None:

@@ -25,13 +25,15 @@ from capsnet import checkpoint, runs, zoo
 from capsnet.config import Config, from_dict, to_dict
 from capsnet.data import Batch, Batches, Splits
 from capsnet.data import load as load_data
+from capsnet.data.datasets import fingerprint
+from capsnet.data.progress import notice
 from capsnet.data.seeds import generator
 from capsnet.errors import UserError
 from capsnet.evaluation import Evaluation, evaluate, few
 from capsnet.losses import classification_loss, margin_loss, reconstruction_loss, teacher_loss
 from capsnet.models.base import Output
 from capsnet.models.registry import Model, build
-from capsnet.pretrained import start_from
+from capsnet.pretrained import check_unseen, start_from
 from capsnet.runs import Run, gone_bad, require_finite
 
 LOG_EVERY = 20  # steps between two lines of metrics.jsonl
@@ -166,6 +168,11 @@ def reopen(folder: Path) -> Run:
         run = prepare(from_dict(record["config"]), folder)
         if record.get("taught_by", {}) != run.taught_by:
             raise UserError(f"{run.config.teacher}, from which {folder} learns, is no longer the same: begin anew.")
+        if record.get("images", run.images) != run.images:
+            raise UserError(
+                f"{run.config.data} has changed since {folder} began, and what is tested on may have been learnt: put "
+                f"its images back as they were, or begin anew."
+            )
         run.restore(tensors, record["state"])
         run.origin = record.get("origin", {})
     runs.forget_metrics_after(folder, run.step)
@@ -174,11 +181,23 @@ def reopen(folder: Path) -> Run:
 
 def begin(config: Config, folder: Path) -> Run:
     """Everything for a config at its first step, with a trained model's weights where it starts from one."""
+    tell_of_what_was_seen(config)
     run = prepare(config, folder)
     if config.init:
         run.model.loaded = report = start_from(run.model, config.init)
         run.origin = report.record()
     return run
+
+
+def tell_of_what_was_seen(config: Config) -> None:
+    """Refuse to stop by images that a model to begin with has learnt, or to test on them; else say that it has."""
+    try:
+        check_unseen(config, sure=False)
+    except UserError as seen:
+        if config.patience or config.stop_at or config.data.startswith(("folder:", "csv:")):  # their test part is cut
+            raise
+        if config.validation:
+            notice(f"The validation error will look too good: {seen}")
 
 
 def input_options(config: Config) -> dict[str, Any]:
@@ -192,10 +211,11 @@ def input_options(config: Config) -> dict[str, Any]:
 def prepare(config: Config, folder: Path) -> Run:
     """Data, network and optimiser for a config; the seed fixes them all."""
     device = choose_device(config.device)
-    splits = load_data(
-        config.data, validation=config.validation, validation_choice=config.validation_choice,
-        seed=config.seed, train_limit=config.train_limit, **input_options(config),
-    )  # fmt: skip
+    with enough_memory(config):
+        splits = load_data(
+            config.data, validation=config.validation, validation_choice=config.validation_choice,
+            seed=config.seed, train_limit=config.train_limit, **input_options(config),
+        )  # fmt: skip
     train = splits.train
     if (config.patience or config.stop_at) and not len(splits.validation):
         raise UserError(
@@ -211,6 +231,7 @@ def prepare(config: Config, folder: Path) -> Run:
         model.classes, model.multi_label = train.classes, train.multi_label
         batches = Batches(train.to(device), config.batch_size, config.seed, config.augment, epochs=config.epochs)
     run = Run(folder, config, splits, model, build_optimizer(model, config), batches)
+    run.images = fingerprint(splits, config.data)
     if config.teacher:
         run.teacher = open_teacher(config.teacher, model)
         run.taught_by = {"model": config.teacher, "sha256": zoo.sha256(checkpoint.model_file(config.teacher))}
@@ -220,14 +241,22 @@ def prepare(config: Config, folder: Path) -> Run:
 def open_teacher(name: str, model: Model) -> Model:
     """A trained model to learn from: it sees the same images and answers with lengths of the same classes."""
     teacher = checkpoint.load(name, model.device)
-    if (teacher.classes, teacher.config.image_shape) != (model.classes, model.config.image_shape):
-        (c, h, w), (_, height, width) = teacher.config.image_shape, model.config.image_shape
+    what = [(m.classes, m.config.image_shape, m.multi_label) for m in (teacher, model)]
+    if what[0] != what[1]:
         raise UserError(
-            f"{name} cannot teach this network: it tells {few(set(teacher.classes))} apart on images of {h}×{w} with "
-            f"{c} channel{'s' * (c > 1)}, and here are {few(set(model.classes))} on {height}×{width}; "
+            f"{name} cannot teach this network: it knows {known(teacher)}, and here are {known(model)}; "
             f"choose another --teacher."
         )
     return teacher
+
+
+def known(model: Model) -> str:
+    """What a network tells apart, in words."""
+    channels, height, width = model.config.image_shape
+    how = "any of" if model.multi_label else "one of"
+    return (
+        f"{how} {few(set(model.classes))} on images of {height}×{width} with {channels} channel{'s' * (channels > 1)}"
+    )
 
 
 def build_optimizer(model: Model, config: Config) -> torch.optim.Optimizer:
@@ -419,7 +448,8 @@ def finish(run: Run, watchers: list[Watcher]) -> Result:
     certificate = checkpoint.certificate(
         to_dict(run.config), run.seconds, parameters=parameters, steps=run.step, epochs=run.epoch,
         training_images=len(run.splits.train), device=str(run.device),
-        validation_error_percent=None if math.isinf(run.best_error) else run.best_error,
+        validation_error_percent=run.best_error if run.best else last_validation_error(run),
+        **({"images": run.images} if run.images else {}),
         **({"started_from": run.origin} if run.origin else {}),
         **({"taught_by": run.taught_by} if run.taught_by else {}),
     )  # fmt: skip
@@ -430,6 +460,12 @@ def finish(run: Run, watchers: list[Watcher]) -> Result:
         watcher.finished(result)
     (run.folder / checkpoint.STATE_FILE).unlink(missing_ok=True)
     return result
+
+
+def last_validation_error(run: Run) -> float | None:
+    """In the last epoch, of the weights that are kept unless the best were."""
+    epochs = [record for record in runs.read_metrics(run.folder) if record["kind"] == "epoch"]
+    return epochs[-1]["validation_error_percent"] if epochs else None
 
 
 def choose_device(name: str) -> torch.device:

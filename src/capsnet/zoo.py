@@ -33,7 +33,7 @@ def card(name: str) -> dict[str, Any]:
     if not is_shipped(name):
         raise unknown("model", name, names())
     try:
-        found = json.loads((FOLDER / f"{name}.json").read_text())
+        found = json.loads((FOLDER / f"{name}.json").read_text("utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(f"the card of {name} cannot be read ({error}): install capsnet again.") from None
     if not isinstance(found, dict):

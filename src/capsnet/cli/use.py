@@ -19,7 +19,7 @@ from capsnet import checkpoint, data, training, zoo
 from capsnet.cli.flags import ImageNames, MaybeFloat, MaybeInt, MaybePath, MaybeStr, ModelName, Switch, parse
 from capsnet.config import Config, from_dict
 from capsnet.data import multimnist, options
-from capsnet.data.datasets import DEFAULT_VALIDATION, MADE
+from capsnet.data.datasets import DEFAULT_VALIDATION, fingerprint, same_images
 from capsnet.data.folder import pictures
 from capsnet.errors import UserError, unknown
 from capsnet.evaluation import check_names, evaluate, name_classes
@@ -86,11 +86,16 @@ def evaluate_verb(argv: list[str]) -> int:
     return 0
 
 
-def training_config(model: str) -> Config | None:
-    """The config that a model was trained with, from its own header."""
+def birth_of(model: str) -> dict[str, Any]:
+    """A model's birth certificate, from its own header."""
     _, record = checkpoint.read_tensors(checkpoint.model_file(model))
     birth = record.get("certificate")
-    config = birth.get("config") if isinstance(birth, dict) else None
+    return birth if isinstance(birth, dict) else {}
+
+
+def training_config(model: str) -> Config | None:
+    """The config that a model was trained with."""
+    config = birth_of(model).get("config")
     return from_dict(config) if isinstance(config, dict) else None
 
 
@@ -102,16 +107,15 @@ def splits_for(model: Model, path: str, name: str | None) -> data.Splits:
     channels, height, width = model.config.image_shape
     config = config or Config()
     name = name or config.data
-    same = bytes_of(name) == bytes_of(config.data)
-    return data.load(
+    same = same_images(name) == same_images(config.data)  # a digit is held back in whatever is made of it
+    splits = data.load(
         name, validation=config.validation if same else DEFAULT_VALIDATION, validation_choice=config.validation_choice,
         seed=config.seed, train_limit=config.train_limit if same else 0, image_size=(height, width), channels=channels,
     )  # fmt: skip
-
-
-def bytes_of(name: str) -> str:
-    """The data set that a name's images come from: a digit is held back in whatever is made of it."""
-    return "mnist" if name.partition(":")[0] in MADE else name
+    then = birth_of(path).get("images")
+    if then and same and fingerprint(splits, name) != then:
+        say(f"{name} has changed since {path} was trained: some of the images may be among those it has learnt from")
+    return splits
 
 
 @dataclass(frozen=True)

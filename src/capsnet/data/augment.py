@@ -65,7 +65,7 @@ class Augment:
 
 def augment(images: Tensor, spec: Augment, generator: Generator) -> Tensor:
     """A varied copy of float images (b, c, h, w); the shift alone keeps every value exactly."""
-    b, side = len(images), max(images.shape[2:])
+    b, side = len(images), min(images.shape[2:])
     if spec.shift >= side:
         raise UserError(f"a shift of {spec.shift} pixels can push images of {side} pixels out of view.")
     # Drawn whether used or not, so that switching one of them on leaves the other as it was
@@ -86,10 +86,10 @@ def shift_by(images: Tensor, down: Tensor, right: Tensor) -> Tensor:
     most = int(torch.stack([down.abs(), right.abs()]).max()) if b else 0
     padded = F.pad(images, (most, most, most, most))
     # Row y of the result is row y − down of the image, which lies `most` further on in the padded one
-    rows = torch.arange(h) + most - down.view(b, 1)
-    columns = torch.arange(w) + most - right.view(b, 1)
+    rows = torch.arange(h, device=images.device) + most - down.to(images.device).view(b, 1)
+    columns = torch.arange(w, device=images.device) + most - right.to(images.device).view(b, 1)
     flat = rows.view(b, 1, h, 1) * (w + 2 * most) + columns.view(b, 1, 1, w)
-    index = flat.reshape(b, 1, h * w).to(images.device).expand(b, c, h * w)
+    index = flat.reshape(b, 1, h * w).expand(b, c, h * w)
     return padded.flatten(2).gather(2, index).view(b, c, h, w)
 
 

@@ -8,6 +8,7 @@ unless told otherwise, so that no choice is ever made on the test set.
 from __future__ import annotations
 
 import importlib
+import zlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Generic, Literal, TypeVar
@@ -181,6 +182,29 @@ def load(
         raise unknown("data set", name, NAMES)
     train, test = (_convert(part, image_size, channels) for part in _published(name, progress))
     return _limited(_hold_back(train, test, validation, validation_choice, seed), train_limit, seed)
+
+
+def fingerprint(splits: Splits, name: str) -> dict[str, int]:
+    """A checksum of each part of one's own images, for they may change and are then cut apart in another way."""
+    if not name.startswith(("folder:", "csv:")):
+        return {}
+    parts = {"train": splits.train, "validation": splits.validation, "test": splits.test}
+    return {
+        which: zlib.crc32(part.labels.numpy(), zlib.crc32(part.images.contiguous().numpy()))
+        for which, part in parts.items()
+    }
+
+
+def same_images(name: str) -> str:
+    """What the names of data sets have in common that are made of the same images.
+
+    >>> same_images("multimnist:easy"), same_images("folder:a/../b") == same_images("folder:b")
+    ('mnist', True)
+    """
+    kind, colon, place = name.partition(":")
+    if kind in MADE:
+        return "mnist"
+    return f"{kind}:{Path(place).expanduser().resolve()}" if colon else name
 
 
 def _made(name: str, digits: Splits[Dataset], seed: int, image_size: Size, channels: int | None) -> Splits:

@@ -2,9 +2,9 @@
 
     PATH/cat/*.jpg  PATH/dog/*.png              split 80/10/10 by the seed, each class alike
     PATH/train/cat/…  PATH/test/cat/…           taken as given; PATH/validation (or val, valid) too
-    labels.csv: file,labels[,split]             "a.png,cat;dog": labels apart by ; or |; with a first row of names
-                                                (file, labels, perhaps split) other columns do not count; paths
-                                                start at the table's own folder
+    labels.csv: file,labels[,split]             "a.png,cat;dog": labels apart by ; or |, or in rows of their own; with
+                                                a first row of names (file, labels, perhaps split) other columns do
+                                                not count; paths start at the table's own folder
 
 Pictures of any size, mode and common format. They become grey when all are grey and colour otherwise. They keep
 their size when all have the same, no side over 64; else each is scaled to fit 64×64 (or `image_size`), its
@@ -21,6 +21,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -29,6 +30,9 @@ from capsnet.data.datasets import DEFAULT_VALIDATION, Choice, Dataset, Size, Spl
 from capsnet.data.progress import bar, notice
 from capsnet.data.seeds import generator
 from capsnet.errors import UserError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 SUFFIXES = frozenset(
     (
@@ -83,7 +87,7 @@ def load_csv(table: Path, options: Options = DEFAULTS) -> Splits:
     """The splits of a table of files and labels; several labels (or none) in any row make it multi-label."""
     if not table.is_file():
         raise UserError(f"there is no file {table}: check its path.")
-    entries = list(_rows(table))
+    entries = _once(_rows(table), table)
     if not entries:
         raise UserError(f"{table} has no rows: each should be file,labels, such as 1.png,cat;dog.")
     return _splits(entries, f"csv:{table}", options, any(len(entry.labels) != 1 for entry in entries))
@@ -139,6 +143,24 @@ def _rows(table: Path) -> Iterator[Entry]:
                 f"columns are in a first line such as file,labels,width."
             )
         yield Entry(table.parent / row[columns["file"]], _labels(row[columns["labels"]]), PARTS.get(part, ""))
+
+
+def _once(rows: Iterable[Entry], table: Path) -> list[Entry]:
+    """Each file once, with the labels of all its rows: twice, it might be trained on and tested on."""
+    found: dict[str, Entry] = {}
+    several: dict[str, None] = {}
+    for entry in rows:
+        key = os.path.abspath(entry.path)
+        before = found.get(key, entry)
+        if before.part != entry.part:
+            raise UserError(f"{table} has {entry.path.name} in two splits: leave it in one of them.")
+        found[key] = Entry(before.path, tuple(sorted({*before.labels, *entry.labels})), entry.part)
+        if before is not entry:
+            several[key] = None
+    if several:
+        first = Path(next(iter(several))).name
+        notice(f"{table} has {len(several)} files in several rows ({first}): each counts once, with all its labels.")
+    return list(found.values())
 
 
 def _lines(table: Path) -> list[tuple[int, list[str]]]:
@@ -208,8 +230,7 @@ def _readable(entries: list[Entry], name: str, progress: bool | None) -> tuple[l
         for done, entry in enumerate(entries, 1):
             try:
                 with open_bounded(entry.path, str(entry.path)) as image:
-                    turned = image.getexif().get(0x0112, 1) in (5, 6, 7, 8)  # EXIF orientation: on its side
-                    width, height = image.size[::-1] if turned else image.size
+                    width, height = image.size[::-1] if _lies_on_its_side(image) else image.size
                     sizes.append((height, width))
                 fine.append(entry)
             except UserError as error:
@@ -219,6 +240,19 @@ def _readable(entries: list[Entry], name: str, progress: bool | None) -> tuple[l
     if not fine:
         raise UserError(f"none of the {len(entries)} images of {name} can be read: see above what is wrong with them.")
     return fine, sizes
+
+
+def _lies_on_its_side(image: Image) -> bool:
+    """Whether the camera was turned, by the EXIF tag; one that is broken says nothing."""
+    from PIL.Image import Exif
+
+    try:
+        tags = Exif() if image.format == "PNG" else image.getexif()
+        if image.format == "PNG":  # whose own getexif would decode the picture
+            tags.load(image.info.get("exif", b""))
+        return tags.get(0x0112, 1) in (5, 6, 7, 8)
+    except Exception:
+        return False
 
 
 def _target_size(sizes: list[tuple[int, int]], options: Options) -> tuple[int, int]:
@@ -233,33 +267,34 @@ def _target_size(sizes: list[tuple[int, int]], options: Options) -> tuple[int, i
 
 def _decode(entries: list[Entry], size: tuple[int, int], name: str, options: Options) -> tuple[Tensor, list[bool]]:
     """uint8 (n, c, h, w) of those that decode, and which do."""
-    images: list[Tensor] = []
+    images = torch.empty(len(entries), options.channels or 1, *size, dtype=torch.uint8)
     problems: list[str] = []
-    decoded = []
+    decoded: list[bool] = []
     with bar("decoding the images", len(entries), options.progress) as report, ThreadPoolExecutor() as pool:
         results = pool.map(lambda entry: _decode_one(entry.path, size, options.channels), entries)
         for done, result in enumerate(results, 1):
-            decoded.append(isinstance(result, Tensor))
-            if isinstance(result, Tensor):
-                images.append(result)
-            else:
+            if isinstance(result, str):
                 problems.append(result)
+            else:
+                if len(result) > images.shape[1]:  # the first one in colour
+                    images = images.expand(-1, len(result), -1, -1).clone()
+                images[sum(decoded)] = result
+            decoded.append(not isinstance(result, str))
             report(done)
     _tell(problems)
-    if not images:
+    if not any(decoded):
         raise UserError(f"none of the {len(entries)} images of {name} can be read: see above what is wrong with them.")
-    c = max(len(image) for image in images)
-    return torch.stack([image.expand(c, *size) for image in images]), decoded
+    return images[: sum(decoded)], decoded
 
 
 def _decode_one(path: Path, size: tuple[int, int], channels: int | None) -> Tensor | str:
     """One picture (c, h, w), or what is wrong with it. Colour whose three channels agree is grey."""
     from PIL import Image
 
-    from capsnet.data.photo import fit, upright_on_white
+    from capsnet.data.photo import fit, formats, upright_on_white
 
     try:
-        with Image.open(path) as file:
+        with Image.open(path, formats=formats()) as file:
             file.draft(None, (2 * max(size), 2 * max(size)))  # JPEG decodes large photos smaller, and faster
             image = upright_on_white(file)
         pixels = fit(image, channels or (1 if image.mode == "L" else 3), *size)

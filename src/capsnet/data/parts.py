@@ -348,7 +348,8 @@ def cover(distance: Callable[[Tensor, Tensor], Tensor], pose: Tensor, part: Tens
 
     pose (m, 4) of the object; part (m, 3), x, y and angle in it.
     """
-    x, y, angle, size = pose.double().unbind(1)  # so exact that rounding to float32 is the same anywhere in a batch
+    # so exact that rounding to float32 is the same anywhere in a batch; Apple's GPUs have no such numbers
+    x, y, angle, size = (pose if pose.device.type == "mps" else pose.double()).unbind(1)
     sin, cos = angle.sin(), angle.cos()
     x = x + size * (part[:, 0] * cos - part[:, 1] * sin)
     y = y - size * (part[:, 0] * sin + part[:, 1] * cos)

@@ -25,6 +25,9 @@ from capsnet.errors import UserError
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+FORMATS = (
+    "PNG", "JPEG", "MPO", "BMP", "DIB", "GIF", "WEBP", "TIFF", "PPM", "JPEG2000", "TGA", "ICO", "AVIF",
+)  # fmt: skip
 MOST_PIXELS = 100_000_000
 LONGEST_SIDE = 20_000  # refused from here on
 WORKING_SIDE = 256  # pixels of the longer side while looking for the ink
@@ -54,6 +57,14 @@ def read_image(source: str | os.PathLike[str] | IO[bytes], name: str = "") -> Im
             raise UserError(f"{name} is damaged ({error}): save or copy it again.") from error
 
 
+def formats() -> list[str]:
+    """What may be in a picture's file, whatever it is called; others would start programs, as EPS does."""
+    from PIL import Image
+
+    Image.init()
+    return [name for name in FORMATS if name in Image.OPEN]  # not every Pillow has them all
+
+
 @contextmanager
 def open_bounded(source: str | os.PathLike[str] | IO[bytes], name: str) -> Iterator[Image]:
     """Read a picture's header and refuse sizes that nobody means; the pixels are not decoded yet."""
@@ -65,7 +76,7 @@ def open_bounded(source: str | os.PathLike[str] | IO[bytes], name: str) -> Itera
             stream = stack.enter_context(open(source, "rb")) if isinstance(source, str | os.PathLike) else source
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # we raise an error instead
-                image = stack.enter_context(Image.open(stream))
+                image = stack.enter_context(Image.open(stream, formats=formats()))
         except Image.DecompressionBombError as error:
             raise UserError(f"{name} is too large ({error}): shrink it first.") from error
         except Image.UnidentifiedImageError as error:

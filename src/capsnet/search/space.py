@@ -18,14 +18,12 @@ import re
 import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from capsnet import checkpoint
 from capsnet import config as settings
 from capsnet.config import CapsNetConfig, Config
-from capsnet.data.datasets import MADE
 from capsnet.errors import UserError, unknown
+from capsnet.pretrained import check_unseen
 
 if TYPE_CHECKING:
     from optuna.trial import BaseTrial
@@ -272,40 +270,7 @@ def check_judge(base: Config) -> None:
         raise UserError("trainings are judged on validation images: set --validation above 0.")
     if base.stop_at:
         raise UserError("with --stop-at every good training ends at the same error: leave it out.")
-    for trained in (base.init, base.teacher):
-        if trained:
-            check_unseen(base, trained)
-
-
-def check_unseen(base: Config, trained: str) -> None:
-    """Refuse to begin with a model, or learn from one, that has been trained on what would be held back.
-
-    What that model itself began with, or was taught by, is looked at too, where it still lies there.
-    """
-    _, record = checkpoint.read_tensors(checkpoint.model_file(trained))
-    theirs = record.get("certificate", {}).get("config", {})
-    if not theirs:
-        raise UserError(f"{trained} does not say on which images it was trained: do without it in a search.")
-    if same_images(theirs["data"]) != same_images(base.data):
-        return
-    names = ("data", "validation", "validation_choice", "seed")
-    if any(theirs.get(name) != getattr(base, name) for name in names):
-        same = " ".join(f"--{name.replace('_', '-')} {theirs.get(name)}" for name in names)
-        raise UserError(
-            f"{trained} was trained on images that would be held back here: hold back those that it held back "
-            f"({same}, and no other seed), or do without it."
-        )
-    for before in (theirs.get("init"), theirs.get("teacher")):
-        if before and Path(before).exists():
-            check_unseen(base, before)
-
-
-def same_images(data: str) -> str:
-    """What data sets have in common that are made of the same images."""
-    kind, _, place = data.partition(":")
-    if kind in MADE:
-        return "mnist"
-    return f"{kind}:{Path(place).resolve()}" if place else kind
+    check_unseen(base)
 
 
 def with_values(base: Config, values: Mapping[str, Any]) -> Config:
