@@ -21,7 +21,7 @@ from typing import Any
 
 from capsnet.config import from_dict, get_preset
 from capsnet.search.ablation import BASE, outcomes
-from capsnet.search.report import best_first, cells_of
+from capsnet.search.report import best_first, cells_of, command
 from capsnet.search.space import train_flags
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -233,6 +233,7 @@ def model_card(card: dict[str, Any]) -> str:
         "validation error": held_back,
         "test error": error_of(card["test"]),
         "seed": f"{card['seed']}, by {card['chosen_by']}",
+        **({} if card["legs"] else {"command": f"`{command(from_dict(birth['config']))}`"}),
         "weights": f"{PRECISIONS[weights['precision']]}, {weights['bytes'] / 1e6:.1f} MB",
         "sha256": f"`{weights['sha256']}`",
     }
@@ -405,6 +406,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "precision-paper": precision_paper,
     "ablation-paper": lambda: ablation("paper"),
     "legs": paper_legs,
+    "best": lambda: seeds_table(read("models/best-mnist")["seeds"]),
     "tried": tried,
     "models": models,
     "models-linked": lambda: models("docs/models.md"),

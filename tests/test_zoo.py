@@ -16,9 +16,10 @@ import torch
 import capsnet
 from capsnet import checkpoint, data, zoo
 from capsnet.cli import main
-from capsnet.config import from_dict
+from capsnet.config import from_dict, get_preset
 from capsnet.errors import UserError
 from capsnet.evaluation import Evaluation
+from capsnet.experiments.conduct import same_training
 from pictures import photo_of
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -69,6 +70,10 @@ def test_a_shipped_model_loads_and_its_card_is_complete(name: str) -> None:
     assert card["weights"]["precision"] in ("half", "mixed")
     assert sum(row["shipped"] for row in card["seeds"]) == 1
     assert card["weaknesses"]
+
+
+def test_the_best_model_was_trained_as_the_best_preset_is() -> None:
+    assert same_training(zoo.card("best-mnist")["config"], replace(get_preset("best"), seed=0))
 
 
 @pytest.mark.parametrize("name", zoo.names())

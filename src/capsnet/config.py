@@ -251,6 +251,25 @@ def quick() -> Config:
 
 
 @preset
+def best() -> Config:
+    """The lowest error of a single network in about an hour on two cores: the quick network with a deeper stem,
+    2,148,112 parameters, averaged weights, and besides shifts digits turned, scaled, slanted and bent. One seed, with
+    5,000 digits held back, had 0.26 % of the test digits wrong after 51 minutes.
+
+    `capsnet train --preset best`
+    """
+    return Config(
+        validation=5000, epochs=60, optimizer="adamw", lr=0.004, schedule="one-cycle", warmup=0.1, weight_decay=0.05,
+        average=0.999, precision="bf16",
+        model=CapsNetConfig(
+            stem_channels=(32, 64, 64, 128, 128), stem_kernels=(3, 3, 3, 3, 3), stem_strides=(1, 2, 1, 1, 1),
+            stem_norm=True, primary_types=32, primary_kernel=3, primary_stride=2, routing_bias=True,
+        ),
+        augment=Augment(shift=2, rotate=12, scale=0.12, shear=0.15, elastic=0.8, share=0.75, until=0.85),
+    )  # fmt: skip
+
+
+@preset
 def own_images() -> Config:
     """The quick network for a folder of your own images: small batches, a lower learning rate and more epochs. What
     `--data folder:PATH` and `csv:PATH` take by default. About half a minute on two cores for a hundred images of 64 px;
