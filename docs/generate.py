@@ -19,7 +19,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from capsnet.config import from_dict, get_preset
+from capsnet.config import PRESETS, Config, from_dict, get_preset
+from capsnet.experiments.conduct import same_training
 from capsnet.search.ablation import BASE, outcomes
 from capsnet.search.report import best_first, cells_of, command
 from capsnet.search.space import train_flags
@@ -221,19 +222,19 @@ def model_cards() -> str:
 def model_card(card: dict[str, Any]) -> str:
     """What it is, how it came about, how good it is and what it is not good at."""
     channels, height, width = card["image_shape"]
-    birth, weights = card["certificate"], card["weights"]
+    birth, weights, trained = card["certificate"], card["weights"], by_its_preset(card["config"])
     held_back = error_of(card["validation"]) if card["validation"] else "none held back: it was trained on all of them"
     facts = {
         "data": f"{card['data']}, {card['training_images']:,} training images",
         "input": f"{height}×{width}, {'grey' if channels == 1 else 'colour'}",
         "classes": ", ".join(card["classes"]),
         "parameters": f"{card['parameters']:,}",
-        "training": f"preset `{birth['config']['preset']}`, {card['epochs']} epochs{in_legs(card)}, "
+        "training": f"preset `{trained.preset}`, {card['epochs']} epochs{in_legs(card)}, "
         f"{card['training_seconds']:,.0f} s ({birth['machine']}), torch {birth['torch']}",
         "validation error": held_back,
         "test error": error_of(card["test"]),
         "seed": f"{card['seed']}, by {card['chosen_by']}",
-        **({} if card["legs"] else {"command": f"`{command(from_dict(birth['config']))}`"}),
+        **({} if card["legs"] else {"command": f"`{command(trained)}`"}),
         "weights": f"{PRECISIONS[weights['precision']]}, {weights['bytes'] / 1e6:.1f} MB",
         "sha256": f"`{weights['sha256']}`",
     }
@@ -242,6 +243,13 @@ def model_card(card: dict[str, Any]) -> str:
         f"## {card['name']}\n\n{card['title']}\n\n```\ncapsnet predict {card['name']} photo.png\n```\n\n"
         f"{table(['', ''], facts.items())}\nWhat it is not good at:\n\n{listed}\n{seeds_table(card['seeds'])}"
     )
+
+
+def by_its_preset(config: dict[str, Any]) -> Config:
+    """A training's config under the name of the preset that it equals, where one does."""
+    trained = from_dict(config)
+    alike = (name for name in PRESETS if same_training(config, replace(get_preset(name), seed=trained.seed)))
+    return replace(trained, preset=next(alike, trained.preset))
 
 
 def in_legs(card: dict[str, Any]) -> str:

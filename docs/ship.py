@@ -197,7 +197,7 @@ def confusions(test: Evaluation) -> str | None:
 
 
 def seeds(runs: list[Trained], chosen: Trained) -> list[dict[str, Any]]:
-    """Every seed that was trained, with its errors."""
+    """Every seed that was trained, with its errors; the time is that of its last leg."""
     return [
         {
             "seed": run.config.seed,

@@ -773,6 +773,13 @@ def test_a_difference_of_less_than_an_image_is_none() -> None:
     assert {o["name"]: o["sure"] for o in told} == {"base": False, "bias": False, "init": True}
 
 
+def test_the_help_names_every_suspect(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["search", "--help"])
+    out = capsys.readouterr().out
+    assert [name for name in SUSPECTS if name not in out] == []
+
+
 def test_an_ablation_prints_its_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["search", "--ablate", "detach", "--preset", "paper", "--seeds", "1", *FLAGS, "--study", "x"]) == 0
     out = capsys.readouterr().out

@@ -134,7 +134,7 @@ class LossConfig:
     margin_reduction: MarginReduction = "sum"
     """Sum over the classes (the paper), or half their mean (the authors' code)."""
     reconstruction: float = 0.0005
-    """Weight of the SUM of squared pixel differences; 0 turns the decoder off."""
+    """Weight of the SUM of squared pixel differences; 0 leaves the decoder untrained."""
     teacher: float = 1.0
     """With a teacher: weight of the SUM over the classes of squared differences from its lengths."""
     cnn: Literal["entropy", "margin"] = "entropy"
@@ -150,7 +150,7 @@ class Config:
     """A training, whole."""
 
     preset: str = "quick"
-    """The preset that this started from."""
+    """Which settings to begin with: quick, best, own-images, paper, official, … (`capsnet models` lists them)."""
     data: str = "mnist"
     """mnist, fashion-mnist, cifar10, multimnist, expanded-mnist, affine-mnist, parts, folder:PATH or csv:PATH."""
     init: str = ""
@@ -272,8 +272,7 @@ def best() -> Config:
 @preset
 def own_images() -> Config:
     """The quick network for a folder of your own images: small batches, a lower learning rate and more epochs. What
-    `--data folder:PATH` and `csv:PATH` take by default. About half a minute on two cores for a hundred images of 64 px;
-    the error is your data's and not measured here.
+    `--data folder:PATH` and `csv:PATH` take by default. Its time and error are your data's and not measured here.
 
     `capsnet train --data folder:PATH`
     """

@@ -24,7 +24,8 @@ FIRST_PORT, LAST_PORT = 8700, 8799
 class Lab:
     """Open a page on which one draws a digit and watches a capsule network think. Ctrl-C ends it.
 
-    It listens on this machine only, unless --host says otherwise, and needs no network.
+    It listens on this machine only, unless --host says otherwise, and needs no network, except once for the test
+    digits.
 
     Examples:
       capsnet lab

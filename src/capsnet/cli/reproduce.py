@@ -49,11 +49,11 @@ class Reproduce:
     seeds: int = 1
     """How often each row is trained, with seeds 0, 1, …"""
     model: MaybeStr = None
-    """With figures: draw them of this run's folder or .safetensors file."""
+    """With figures: draw them of this shipped model, run's folder or .safetensors file."""
     images: Images = ()
     """With --model: of these image files (default: test images)."""
     out: MaybePath = None
-    """With --model: folder for the pictures (default: figures, beside the model's file)."""
+    """With --model: folder for the pictures (default: figures, beside the model's file, or here for a shipped one)."""
     json: Switch = False
     """Print the results as JSON."""
 

@@ -92,7 +92,9 @@ class Search:
     work: Switch = False
     """Only work, without table and report: what --workers starts."""
     ablate: Suspects = ()
-    """Instead of a search: train the base, each of these choices, and the authors' ones together. suspects for all."""
+    """Instead of a search: train the base, each of these choices, and the authors' ones together. suspects for all:
+    reconstruction, half-mean, primary-factor, init, bias, constant, exponential, one-cycle, detach, one-iteration,
+    leaky, batch-norm, shift, bf16, no-decoder."""
     seeds: MaybeInt = None
     """With --ablate: how often each is trained (default: 3)."""
     json: Switch = False
