@@ -129,3 +129,19 @@ def test_an_interrupted_benchmark_ends_without_a_traceback() -> None:
         _, error = process.communicate(timeout=30)
     assert process.returncode == 130
     assert "Traceback" not in error
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--network", "quick", "--plot", "a.png"], "drop --plot"),
+        (["--precision", "--plot", "a.png"], "drop --plot"),
+        (["--precision", "--batch", "64"], "--precision takes no --batch"),
+        (["--sweep", "--image-size", "36"], "--sweep takes no --image-size"),
+    ],
+)
+def test_what_would_be_ignored_is_refused_before_anything_is_measured(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", *words]) == 2
+    assert said in capsys.readouterr().err

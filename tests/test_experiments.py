@@ -20,7 +20,7 @@ from capsnet import __version__, checkpoint, experiments, training
 from capsnet.cli import main
 from capsnet.config import Config
 from capsnet.errors import UserError
-from capsnet.experiments import networks, page, small_data, walkthrough
+from capsnet.experiments import iterations, networks, page, small_data, walkthrough
 from capsnet.experiments import results as kept
 from capsnet.experiments.conduct import Show, conduct, expected_seconds, find_finished, is_done, plan
 from capsnet.experiments.plan import Experiment, Row, tiny
@@ -395,3 +395,8 @@ def test_smoke_results_give_way_to_better_ones() -> None:
 
     assert [r.budget for r in page.ordered([made("smoke"), made("hour"), made("full")])] == ["full", "hour"]
     assert [r.budget for r in page.ordered([made("smoke")])] == ["smoke"]
+
+
+def test_even_shares_are_undecided_with_a_leak_too() -> None:
+    assert float(iterations.entropy(torch.full((1, 1, 2, 10), 0.1)).min()) == pytest.approx(1)
+    assert float(iterations.entropy(torch.full((1, 1, 2, 10), 1 / 11), leaky=True).min()) == pytest.approx(1)

@@ -23,6 +23,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.nn.utils import prune
 
 import capsnet
 from capsnet import checkpoint
@@ -697,3 +698,30 @@ def test_a_place_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(UserError, match=r"could not write .*file"):
         saved(tmp_path / "file")
+
+
+def test_the_class_capsules_are_called_so_that_hooks_and_pruning_work() -> None:
+    model, fired = create_model("quick"), []
+    model.caps[-1].register_forward_hook(lambda *_: fired.append(1))
+    prune.random_unstructured(model.caps[-1], "weight", amount=0.5)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(2):  # the second time the mask has to be laid over the weight anew
+        model(torch.rand(2, 1, 28, 28)).lengths.sum().backward()
+        optimizer.step()
+    assert len(fired) == 2
+
+
+def test_a_part_that_is_frozen_stays_so_when_something_is_predicted() -> None:
+    model = create_model("quick").train()
+    model.stem.eval()
+    model.predict(torch.rand(2, 28, 28))
+    assert model.training
+    assert model.caps.training
+    assert not any(module.training for module in model.stem.modules())
+
+
+def test_a_head_can_be_trained_on_predicted_poses() -> None:
+    poses = create_model("quick").predict(torch.rand(2, 28, 28)).poses
+    head = nn.Linear(160, 3)
+    head(poses.flatten(1)).sum().backward()
+    assert head.weight.grad is not None

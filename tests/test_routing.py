@@ -350,3 +350,31 @@ def test_routing_without_an_iteration_is_refused(path: str, iterations: int) -> 
     u, W, _ = problem(SIZES[1])
     with pytest.raises(UserError, match=f"at least 1 iteration and got {iterations}"):
         dynamic_routing(u, W, iterations=iterations)
+
+
+@pytest.mark.parametrize("b", [2, 128], ids=["plain", "kernel"])
+@pytest.mark.parametrize(
+    ("u", "W", "bias"),
+    [
+        ((1152, 8), (1000, 10, 16, 8), None),  # neither a transformation for each capsule nor for each type
+        ((1152, 8), (2304, 10, 16, 8), None),
+        ((1152, 8), (1152, 10, 16, 16), None),
+        ((1152, 8), (1152, 10, 16, 8), (16, 10)),
+    ],
+)
+def test_shapes_that_do_not_fit_are_refused_before_a_loop_runs_past_its_end(
+    b: int, u: tuple[int, ...], W: tuple[int, ...], bias: tuple[int, ...] | None
+) -> None:
+    with pytest.raises(UserError, match="routing"):
+        dynamic_routing(torch.zeros(b, *u), torch.zeros(*W), None if bias is None else torch.zeros(*bias))
+
+
+def test_a_bias_for_all_capsules_has_the_same_gradient_either_way() -> None:
+    u, W = torch.randn(64, 200, 8), torch.randn(200, 10, 16, 8)
+    gradients = []
+    for way in (contextlib.nullcontext(), kernels.plain()):
+        bias = torch.full((16,), 0.1, requires_grad=True)
+        with way:
+            dynamic_routing(u, W, bias).v.square().sum().backward()
+        gradients.append(bias.grad)
+    torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-4, atol=1e-4)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from capsnet.data import Examples, in_order
 from capsnet.errors import UserError
-from capsnet.models.base import PRESENT
+from capsnet.models.base import PRESENT, evaluating
 from capsnet.models.registry import Model
 
 # edges of the bins in which errors are counted against how an example was made
@@ -121,10 +121,8 @@ def evaluate(
     check_fit(model, dataset)
     check_top(top, dataset)
     order = class_order(model, dataset)
-    was_training = model.training
-    model.eval()
     parts, targets, measures, done = [], [], [], 0
-    try:
+    with evaluating(model):
         for batch in in_order(dataset, batch_size):
             parts.append(model(batch.images.to(model.device)).lengths.float().cpu())
             targets.append(batch.targets.cpu())
@@ -132,8 +130,6 @@ def evaluate(
             done += len(parts[-1])
             if on_batch:
                 on_batch(done, len(dataset))
-    finally:
-        model.train(was_training)
     lengths = torch.cat(parts)[:, order]
     if top is None and (threshold is None or not dataset.multi_label):
         top = dataset.labels_per_image

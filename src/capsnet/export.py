@@ -55,7 +55,7 @@ class Exportable(nn.Module):
 
     def __init__(self, model: Model) -> None:
         super().__init__()
-        self.model = copy.deepcopy(model).cpu().eval()  # the caller's stays as and where it is
+        self.model = copy.deepcopy(model).cpu().float().eval()  # the caller's stays as and where it is
 
     def forward(self, images: Tensor) -> dict[str, Tensor]:
         output = self.model(images, trace=True)

@@ -81,8 +81,8 @@ class Linear(nn.Linear):
 
 def has_hooks(module: nn.Module) -> bool:
     """Whether something happens when the module is called, besides its forward pass: pruning works that way."""
-    before, after = module._forward_pre_hooks, module._forward_hooks
-    return bool(before or after or module._backward_pre_hooks or module._backward_hooks)
+    own = module._forward_pre_hooks or module._forward_hooks or module._backward_pre_hooks or module._backward_hooks
+    return bool(own) or torch.nn.modules.module._has_any_global_hook()
 
 
 class PrimaryCaps(nn.Module):

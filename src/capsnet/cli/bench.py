@@ -51,6 +51,7 @@ def bench(argv: list[str]) -> int:
         raise UserError("--image-size, --batch and --repeats need numbers above 0.")
     if flags.plot:
         check_plot(flags)
+    refuse_what_would_be_ignored(flags)
     if flags.precision:
         return compare_precision(flags.json)
     with Counter("measuring") as counter:
@@ -90,12 +91,23 @@ def compare_precision(as_json: bool) -> int:
     return 0
 
 
+def refuse_what_would_be_ignored(flags: Bench) -> None:
+    """A sweep has sizes of its own, and the comparison of precisions has everything of its own."""
+    what = "--precision" if flags.precision else "--sweep" if flags.sweep else ""
+    fixed = ("network", "image_size", "batch", *(("sweep", "quick", "repeats") if flags.precision else ()))
+    for name in fixed if what else ():
+        if getattr(flags, name) != getattr(Bench, name):
+            raise UserError(f"{what} takes no --{name.replace('_', '-')}: leave one of the two out.")
+
+
 def check_plot(flags: Bench) -> None:
     """Refuse a picture that could not be drawn before measuring for minutes."""
     if find_spec("matplotlib") is None:
         raise UserError("a picture needs matplotlib: pip install 'capsnet[train]'.")
     if flags.quick and not flags.sweep:
         raise UserError("--quick leaves out where the time goes, so there is nothing to draw: drop --quick or --plot.")
+    if flags.precision or (flags.network != "paper" and not flags.sweep):
+        raise UserError("only a --sweep and the paper's network beside the public style can be drawn: drop --plot.")
     if flags.plot and flags.plot.suffix not in (".png", ".svg"):
         raise UserError(f"{flags.plot} is neither .png nor .svg, and no other kind of picture is written.")
 

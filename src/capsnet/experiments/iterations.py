@@ -136,7 +136,7 @@ def settle(model: CapsNet, result: Result, iterations: int) -> dict[str, list[fl
             trace = model(batch.images.to(model.device), trace=True).trace
             assert trace is not None
             changes += trace.logits.diff(dim=0).abs().mean((2, 3)).sum(1).cpu()
-            entropies += entropy(trace.couplings).mean(2).sum(1).cpu()
+            entropies += entropy(trace.couplings, top.leaky).mean(2).sum(1).cpu()
             n += len(batch.images)
             if n >= LOOKED_AT:
                 break
@@ -145,8 +145,10 @@ def settle(model: CapsNet, result: Result, iterations: int) -> dict[str, list[fl
     return {"changes": (changes / n).tolist(), "entropy": (100 * entropies / n).tolist()}
 
 
-def entropy(couplings: Tensor) -> Tensor:
-    """(t, b, i, j) → (t, b, i): 1 where a capsule sends everywhere alike, 0 where to one only."""
+def entropy(couplings: Tensor, leaky: bool = False) -> Tensor:
+    """(t, b, i, j) → (t, b, i): 1 where a capsule sends everywhere alike, 0 where to one only; a leak is one more."""
+    if leaky:
+        couplings = torch.cat([couplings, (1 - couplings.sum(-1, keepdim=True)).clamp(min=0)], -1)
     return torch.special.entr(couplings).sum(-1) / math.log(couplings.shape[-1])
 
 

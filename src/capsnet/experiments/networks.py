@@ -66,7 +66,12 @@ def cnn_training(budget: Budget, like: Config, paper: str = "baseline-mnist", ep
         return replace(
             get_preset(paper), data=like.data, seed=like.seed, augment=like.augment, validation=0, epochs=epochs
         )
-    return replace(like, model=compact_cnn(like.model), lr=CNN_LR, loss=LossConfig())
+    return replace(like, model=compact_cnn(like.model), lr=cnn_lr(like), loss=LossConfig())
+
+
+def cnn_lr(like: Config) -> float:
+    """The largest learning rate that did well where it rises and falls again; elsewhere the usual one."""
+    return CNN_LR if like.schedule == "one-cycle" else 0.001
 
 
 def sized(model: ModelConfig, side: int) -> ModelConfig:

@@ -6,6 +6,7 @@ a folder. No medical scans can be shipped, so those are drawn: a body with vesse
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,11 +15,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from PIL import Image
 
+from capsnet import checkpoint
 from capsnet.config import Config, get_preset
 from capsnet.data import Augment
 from capsnet.experiments.networks import (
-    CNN_LR,
     capsule_training,
+    cnn_lr,
     cnn_training,
     compact_capsules,
     compact_cnn,
@@ -105,7 +107,7 @@ def digit_rows(n: int, budget: Budget, seed: int) -> list[Row]:
     capsules = scheduled(capsule_training(budget, 1, seed=seed), n, budget)
     if budget == "smoke":
         capsules = tiny(capsules, n, 25)
-    similar = replace(capsules, lr=0.001 if budget == "full" else CNN_LR, model=compact_cnn(capsules.model))
+    similar = replace(capsules, lr=cnn_lr(capsules), model=compact_cnn(capsules.model))
     if budget == "smoke":
         similar = tiny(similar, n, 25)
     configs = {"capsnet": ("CapsNet", capsules), "cnn": ("CNN of similar size", similar)}
@@ -159,7 +161,9 @@ def write_scans(folder: Path) -> None:
             place.mkdir(parents=True, exist_ok=True)
             random = np.random.default_rng([seed, label])
             for k in range(n // 2):
-                Image.fromarray(draw_scan(random, bool(label))).save(place / f"{k:04d}.png")
+                content = io.BytesIO()
+                Image.fromarray(draw_scan(random, bool(label))).save(content, "PNG")
+                checkpoint.write_bytes(place / f"{k:04d}.png", content.getvalue())
 
 
 def draw_scan(random: np.random.Generator, lesion: bool, side: int = SCAN_SIDE) -> np.ndarray:

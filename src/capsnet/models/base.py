@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -66,7 +67,7 @@ class Classifier(nn.Module):
                 f"resize them, or build a model with the image_shape (channels, height, width) that they have."
             )
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def predict(
         self,
         images: Tensor | np.ndarray,
@@ -87,13 +88,9 @@ class Classifier(nn.Module):
         top = 1 if top is None else top
         if top < 1 or batch_size < 1:
             raise UserError(f"top and batch_size are at least 1 and are {top} and {batch_size}.")
-        was_training = self.training
-        self.eval()
-        try:
+        with evaluating(self):
             chunks = self._as_batch(images).split(batch_size)
             parts = [self._predict_batch(chunk.to(self.device), top, threshold, trace) for chunk in chunks]
-        finally:
-            self.train(was_training)
         return join(parts)
 
     def _predict_batch(self, images: Tensor, top: int, threshold: float | None, trace: bool) -> Prediction:
@@ -126,6 +123,19 @@ class Classifier(nn.Module):
             x = x[None] if x.shape == tuple(self.config.image_shape) else x[:, None]
         self.check(x, came.shape)
         return x.to(self.dtype)
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Every part of a model in evaluation mode, and afterwards each as it was: one may have been frozen."""
+    training = [module for module in model.modules() if module.training]
+    for module in training:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
 
 
 def join(parts: Sequence[Prediction]) -> Prediction:

@@ -73,7 +73,7 @@ class CapsNet(Classifier):
         for layer in hidden:
             u = layer(u)
         assert isinstance(top, DenseCaps)
-        v, how = top.route(u, trace=trace)
+        v, how = top.route(u, trace=True) if trace else (top(u), None)  # called, for hooks and pruning wait for that
         return Output(lengths(v), v, primary, None, how)
 
     def reconstruct(self, poses: Tensor, classes: Tensor) -> Tensor | None:

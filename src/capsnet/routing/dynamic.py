@@ -47,7 +47,9 @@ def dynamic_routing(
     """
     if iterations < 1:
         raise UserError(f"routing takes at least 1 iteration and got {iterations}: 3 is the paper's choice.")
+    check(u, W, bias)
     u, W = at_least_float32(u), at_least_float32(W)  # bf16 would round the agreement away
+    bias = bias if bias is None else bias.expand(W.shape[1:3])
     with without_autocast(u):
         if not trace and enabled():
             from capsnet.kernels import routing as kernel
@@ -55,6 +57,19 @@ def dynamic_routing(
             if kernel.worth_it(u, W):
                 return Routed(kernel.dynamic_routing(u, W, bias, iterations, leaky, detach))
         return procedure_1(votes(u, W), bias, iterations, leaky, detach, trace)
+
+
+def check(u: Tensor, W: Tensor, bias: Tensor | None) -> None:
+    """Refuse what does not fit together: a compiled loop would read and write past its end."""
+    fits = u.dim() == 3 and W.dim() == 4 and u.shape[2] == W.shape[3]
+    if not fits or not W.shape[0] or u.shape[1] % W.shape[0]:
+        raise UserError(
+            f"routing expects u (b, i, p) and W (n, j, q, p), n being i or a divisor of it, and got "
+            f"{tuple(u.shape)} and {tuple(W.shape)}."
+        )
+    wanted = tuple(W.shape[1:3])
+    if bias is not None and tuple(bias.shape) not in (wanted, wanted[1:], (wanted[0], 1)):
+        raise UserError(f"routing's bias is (j, q), here {wanted}, and got {tuple(bias.shape)}.")
 
 
 def procedure_1(u_hat: Tensor, bias: Tensor | None, iterations: int, leaky: bool, detach: bool, trace: bool) -> Routed:
