@@ -29,6 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 BLOCK = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 PRECISIONS = {
     "half": "half precision",
+    "stem-full": "half precision, the stem in full",
     "mixed": "the decoder in half precision, all else in full",
 }
 RATIOS = {

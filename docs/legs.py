@@ -1,9 +1,9 @@
-"""Write down a training that went on from leg to leg: results/legs.json, from which a table is made.
+"""Write down trainings of the paper's network, most of them from leg to leg: results/legs.json, of which a table is made.
 
     python docs/legs.py "shifts alone" runs/a "from there: turns besides" runs/b+runs/c
 
-Each leg is said in a few words and is a run that began with the weights of the one before; runs joined by + are one leg
-in two parts. Beside the errors stands what became of the first convolution: how much of its output is zero.
+Each is said in a few words, and whether it began with the weights of the one before; runs joined by + are one leg in two
+parts. Beside the errors stands what became of the first convolution: how much of its output is zero.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def leg(what: str, folders: list[str]) -> dict[str, Any]:
 
 def main(words: list[str]) -> int:
     rows = [leg(what, runs.split("+")) for what, runs in zip(words[::2], words[1::2], strict=True)]
-    note = "One training of the paper's network with a routing bias in legs, one seed, 5,000 digits held back."
+    note = "The paper's network with a routing bias: a training in legs, then one of its own; seed 0, 5,000 held back."
     checkpoint.write_json(ROOT / "results" / "legs.json", {"note": note, "rows": rows})
     return 0
 

@@ -5,9 +5,10 @@
 
 Of the run and the others, which differ in their seed alone, the one with the lowest validation error is shipped (ties,
 and where nothing was held back to validate on: the lowest seed). Its matrices are stored in half precision, once it is
-certain that not one prediction on the validation and test parts changes; where one does, only the decoder's are, from
-which nothing is predicted. Written are the weights and the card under src/capsnet/weights, and the card again as
-results/models/NAME.json, from which the tables are made.
+certain that not one prediction on the validation and test parts changes; where one does, those of the stem stay as they
+are, and where that does not help only the decoder's are halved, from which nothing is predicted. Written are the
+weights and the card under src/capsnet/weights, and the card again as results/models/NAME.json, from which the tables
+are made.
 """
 
 from __future__ import annotations
@@ -37,7 +38,11 @@ RESULTS = ROOT / "results" / "models"
 MOST_MISTAKES = 2000
 STRESSED = 2000  # test images on which a change is tried
 LARGEST_HALF = 60_000.0  # half precision ends at 65,504
-PRECISIONS = {"half": "", "mixed": "decoder."}  # tried in this order; what is halved, by how its name begins
+PRECISIONS = {  # tried in this order; what is halved, by how its name begins
+    "half": ("",),
+    "stem-full": ("primary.", "caps.", "decoder."),
+    "mixed": ("decoder.",),
+}
 
 
 @dataclass(frozen=True)
@@ -134,7 +139,7 @@ def check_alike(runs: list[Trained]) -> None:
         raise UserError("two of these runs have the same seed: name each training once.")
 
 
-def halve(tensors: dict[str, Tensor], begin: str = "") -> dict[str, Tensor]:
+def halve(tensors: dict[str, Tensor], begin: tuple[str, ...] = ("",)) -> dict[str, Tensor]:
     """Matrices and kernels in half precision; biases, norms and what would not fit its range as they are."""
     matrices = {n: t for n, t in tensors.items() if n.startswith(begin) and t.is_floating_point() and t.dim() > 1}
     small = {name for name, tensor in matrices.items() if tensor.abs().max() < LARGEST_HALF}
