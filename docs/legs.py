@@ -1,9 +1,9 @@
-"""Write down trainings of the paper's network, most of them from leg to leg: results/legs.json, of which a table is made.
+"""Write down trainings of the paper's network, most of them from leg to leg, for a table: results/legs.json.
 
     python docs/legs.py "shifts alone" runs/a "from there: turns besides" runs/b+runs/c
 
-Each is said in a few words, and whether it began with the weights of the one before; runs joined by + are one leg in two
-parts. Beside the errors stands what became of the first convolution: how much of its output is zero.
+Each is said in a few words, and whether it began with the weights of the one before; runs joined by + are one leg in
+two parts. Beside the errors stands what became of the first convolution: how much of its output is zero.
 """
 
 from __future__ import annotations
