@@ -30,7 +30,7 @@ from capsnet.models.registry import build
 from capsnet.terminal import say
 
 IN_MEMORY = 4
-FAVOURITES = ("paper-mnist", "quick-mnist")
+FAVOURITES = ("best-mnist", "quick-mnist")
 DIGITS = ("mnist", "multimnist", "expanded-mnist", "affine-mnist")  # what is made of MNIST's digits
 
 
