@@ -406,10 +406,17 @@ def test_no_trial_begins_that_would_end_too_late() -> None:
 def test_a_worker_in_place_of_another_gets_no_more_time(monkeypatch: pytest.MonkeyPatch) -> None:
     flags = Search(hours=8.0)
     assert limits(flags)[1] == pytest.approx(time.monotonic() + 8 * 3600, abs=5)
+    told: list[str] = []
+    begin = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", lambda *a, env, **k: told.append(env[UNTIL]) or begin(*a, env=env, **k))
     crew = Crew(["--help"], 1, until=time.monotonic() + 60)
+    crew.at_work[0][0].kill()
+    crew.at_work[0][0].wait()
+    assert crew.look_after()  # with another in its place
     crew.at_work[0][0].wait()
     assert not crew.look_after()
-    monkeypatch.setenv(UNTIL, str(crew.until))
+    assert told[0] == told[1]
+    monkeypatch.setenv(UNTIL, told[1])
     assert limits(flags)[1] == pytest.approx(time.monotonic() + 60, abs=5)
     assert limits(Search())[1] == pytest.approx(time.monotonic() + 60, abs=5)
 
