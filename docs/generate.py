@@ -356,8 +356,8 @@ def search(name: str) -> str:
     counts, birth, complete = found["counts"], found["certificate"], best_first(found["trials"])
     note = (
         f"{counts['complete']} trials trained to their end, {counts['pruned']} ended early, {counts['fail']} failed: "
-        f"{birth['seconds'] / 60:,.0f} minutes of training in all ({birth['machine']}). Trial 0 has the `quick` "
-        f"preset's own values.\n\n"
+        f"{birth['seconds'] / 60:,.0f} minutes of training in all ({birth['machine']}). Trial 0 has the "
+        f"`{found['base']['preset']}` preset's own values.\n\n"
     )
     shown = complete[:5] + [trial for trial in complete[5:] if trial["number"] == 0]
     columns = ["trial", "validation error, %", "95 % interval", "training", "epochs", "parameters", "values"]
