@@ -321,6 +321,8 @@ def _plain(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int) -> Tenso
     if not enabled() or x.device.type != "cpu" or x.dtype == torch.float64 or not wants_bf16(x):
         return F.conv2d(x, weight, bias, stride)
     if has_bf16():
+        if x.dim() == 4:  # bfloat16's own convolutions want channels last; what comes after one is so already
+            x = x.contiguous(memory_format=torch.channels_last)
         return F.conv2d(x, weight, bias, stride).to(x.dtype)
     with torch.autocast("cpu", enabled=False):
         return F.conv2d(x.float(), weight.float(), None if bias is None else bias.float(), stride).to(x.dtype)
