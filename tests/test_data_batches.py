@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 import torch
 
 from capsnet.data import Augment, Batches, Dataset, Splits, datasets, in_order, load
-from capsnet.data.augment import augment, shift_by
+from capsnet.data.augment import Interpolation, augment, shift_by
 from capsnet.data.seeds import generator
 from capsnet.errors import UserError
 
@@ -187,6 +188,17 @@ def test_a_warp_of_nothing_but_a_shift_agrees_with_the_shift() -> None:
     assert torch.allclose(exact, warped, atol=1e-4)
 
 
+def test_bicubic_interpolation_keeps_a_turned_picture_sharper_and_within_its_range() -> None:
+    images = (torch.rand(64, 1, 20, 20) > 0.5).float()
+    turned = {
+        how: augment(images, Augment(rotate=20, interpolation=how), generator(2, "test"))
+        for how in get_args(Interpolation)
+    }
+    grey = {how: ((x > 0.2) & (x < 0.8)).float().mean().item() for how, x in turned.items()}
+    assert grey["bicubic"] < 0.8 * grey["bilinear"]
+    assert 0 <= turned["bicubic"].min() <= turned["bicubic"].max() <= 1
+
+
 def test_a_quarter_turn_turns_the_picture() -> None:
     images = torch.zeros(64, 1, 9, 9)
     images[:, :, 4, 8] = 1
@@ -236,7 +248,15 @@ def test_after_its_time_the_augmentation_only_moves() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"shift": -1}, {"scale": 1.0}, {"rotate": float("nan")}, {"share": 1.5}, {"until": 1.01}]
+    "wrong",
+    [
+        {"shift": -1},
+        {"scale": 1.0},
+        {"rotate": float("nan")},
+        {"share": 1.5},
+        {"until": 1.01},
+        {"interpolation": "cubic"},
+    ],
 )
 def test_an_augmentation_that_makes_no_sense_is_refused(wrong: dict) -> None:
     with pytest.raises(UserError, match=next(iter(wrong))):

@@ -8,13 +8,16 @@ on the device.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from typing import Literal, get_args
 
 import torch
 from torch import Generator, Tensor
 from torch.nn import functional as F
 
-from capsnet.errors import UserError
+from capsnet.errors import UserError, unknown
+
+Interpolation = Literal["bilinear", "bicubic"]
 
 
 @dataclass(frozen=True)
@@ -38,13 +41,17 @@ class Augment:
     share: float = 1.0
     """How many of the images are turned, scaled, slanted or bent: 0.5 for half of them. The others are only moved, and
     stay as sharp as those that the network is tested on."""
+    interpolation: Interpolation = "bilinear"
+    """How such an image is read between its pixels: bicubic keeps it sharper."""
     until: float = 1.0
     """For how much of the training: after 0.8 of it images are only moved (and mirrored), to end on sharp ones."""
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            if not 0 <= getattr(self, field.name) < math.inf:
-                raise UserError(f"augmentation {field.name}={getattr(self, field.name)} should be 0 or more.")
+        for name, value in vars(self).items():
+            if name != "interpolation" and not 0 <= value < math.inf:
+                raise UserError(f"augmentation {name}={value} should be 0 or more.")
+        if self.interpolation not in get_args(Interpolation):
+            raise unknown("interpolation", self.interpolation, get_args(Interpolation))
         for name, what in (("share", "images"), ("until", "training")):
             if getattr(self, name) > 1:
                 raise UserError(
@@ -103,14 +110,15 @@ def warp_some(images: Tensor, spec: Augment, move: Tensor, generator: Generator)
 
 
 def warp(images: Tensor, spec: Augment, move: Tensor, generator: Generator) -> Tensor:
-    """Rotation, scale, shear, bending and the shift (2, b) in one bilinear interpolation, zeros coming in."""
+    """Rotation, scale, shear, bending and the shift (2, b) in one interpolation, zeros coming in."""
     b, _, h, w = images.shape
     grid = F.affine_grid(_affine(spec, move, h, w, generator), [b, 1, h, w], align_corners=False)
     if spec.elastic:
         coarse = torch.randn(b, 2, 4, 4, generator=generator) * spec.elastic
         bend = F.interpolate(coarse, (h, w), mode="bicubic", align_corners=True).permute(0, 2, 3, 1)
         grid = grid + bend * torch.tensor([2 / w, 2 / h])  # from pixels to a grid that runs from −1 to 1
-    return F.grid_sample(images, grid.to(images), mode="bilinear", align_corners=False)
+    warped = F.grid_sample(images, grid.to(images), mode=spec.interpolation, align_corners=False)
+    return warped.clamp(0, 1) if spec.interpolation == "bicubic" else warped  # which overshoots beside an edge
 
 
 def erase(images: Tensor, side: int, generator: Generator) -> Tensor:
