@@ -168,8 +168,9 @@ def test_a_teacher_of_other_classes_is_refused(toys: Splits, tmp_path: Path) -> 
         {"precision": "bf16"},
         {"loss": LossConfig(reconstruction=0)},
         {"average": 0.9, "patience": 3},
+        {"epochs": 1.5, "schedule": "one-cycle", "patience": 3},
     ],
-    ids=["averaged", "early-stop", "dropout", "bf16", "decoder-off", "averaged-early-stop"],
+    ids=["averaged", "early-stop", "dropout", "bf16", "decoder-off", "averaged-early-stop", "part-of-an-epoch"],
 )
 def test_stopping_after_any_step_and_resuming_gives_bit_identical_weights(
     toys: Splits, tmp_path: Path, changes: dict[str, object]
@@ -191,6 +192,16 @@ def test_stopping_after_any_step_and_resuming_gives_bit_identical_weights(
         return [{k: v for k, v in r.items() if k not in ("seconds", "images_per_second")} for r in records]
 
     assert without_time("whole") == without_time("parts")
+
+
+def test_a_training_can_end_within_an_epoch_and_is_validated_there(toys: Splits, tmp_path: Path) -> None:
+    result = training.train(training.start(toy_config(epochs=1.5, schedule="one-cycle"), tmp_path / "run"))
+    records = runs.read_metrics(tmp_path / "run")  # 6 steps an epoch
+    assert [(r["epoch"], r["step"]) for r in records if r["kind"] == "epoch"] == [(1, 6), (1.5, 9)]
+    assert [r["step"] for r in records if r["kind"] == "train"][-1] == 9
+    assert (result.certificate["epochs"], result.certificate["steps"]) == (1.5, 9)
+    last = [r["lr"] for r in records if r["kind"] == "train"][-1]
+    assert last < 0.2 * toy_config().lr  # the schedule ends where the training does
 
 
 def test_early_stopping_looks_at_validation_and_never_at_test(toys: Splits, tmp_path: Path) -> None:

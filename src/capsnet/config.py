@@ -168,8 +168,8 @@ class Config:
     """Which ones: by the seed, or the first ones as in the authors' code."""
     train_limit: int = 0
     """Train on this many of the others only, equally many of each class, drawn by the seed; 0 for all of them."""
-    epochs: int = 10
-    """Passes over the training images."""
+    epochs: float = 10
+    """Passes over the training images; 2.5 ends in the middle of one."""
     batch_size: int = 128
     """Images in a step."""
     optimizer: Literal["adam", "adamw"] = "adam"
@@ -206,7 +206,8 @@ class Config:
     """What is done to training images; never to test images."""
 
     def __post_init__(self) -> None:
-        check_range(self, 1, MOST, "epochs", "batch_size")
+        check_range(self, 1, MOST, "batch_size")
+        check_range(self, 0.001, MOST, "epochs")
         check_range(self, 0, MOST, "validation", "train_limit", "lr", "weight_decay", "clip", "patience", "save_every")
         check_range(self, 0, 1, "warmup", "average")
         check_range(self, 0, 100, "stop_at")

@@ -27,7 +27,7 @@ from capsnet.models.registry import Model
 CONFIG_FILE = "config.json"
 METRICS_FILE = "metrics.jsonl"
 LOCK_FILE = ".lock"
-KEPT = {"step": int, "seconds": float, "best_error": float, "best_epoch": int}  # the numbers in a state
+KEPT = {"step": int, "seconds": float, "best_error": float, "best_epoch": float}  # the numbers in a state
 
 
 class Taken(UserError):
@@ -124,7 +124,7 @@ class Run:
     step: int = 0
     seconds: float = 0.0
     best_error: float = math.inf
-    best_epoch: int = 0
+    best_epoch: float = 0
     average: dict[str, Tensor] = field(default_factory=dict)
     best: dict[str, Tensor] = field(default_factory=dict)
     lock: Lock | None = None
@@ -139,11 +139,13 @@ class Run:
 
     @property
     def steps(self) -> int:
-        return self.config.epochs * len(self.batches)
+        return max(1, round(self.config.epochs * len(self.batches)))
 
     @property
-    def epoch(self) -> int:
-        return self.step // len(self.batches)
+    def epoch(self) -> float:
+        """Passes over the training images so far; a whole number after a whole one."""
+        whole, more = divmod(self.step, len(self.batches))
+        return round(whole + more / len(self.batches), 4) if more else whole
 
     def tensors(self) -> dict[str, Tensor]:
         """Weights, averages and the optimiser's moments under stable names."""

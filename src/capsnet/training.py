@@ -336,7 +336,7 @@ def loop(run: Run, watchers: list[Watcher], stop: Callable[[], bool]) -> None:
     while run.step < run.steps and not stopped_early(run):
         losses = train_step(run)
         run.seconds = before + time.monotonic() - started
-        at_epoch_end = run.step % len(run.batches) == 0
+        at_epoch_end = run.step % len(run.batches) == 0 or run.step == run.steps
         if run.step % LOG_EVERY == 0 or at_epoch_end:
             tell(run, watchers, step_record(run, losses))
         if at_epoch_end:
@@ -444,15 +444,7 @@ def finish(run: Run, watchers: list[Watcher]) -> Result:
             watcher.evaluated(done, n)
 
     evaluation = evaluate(model, run.splits.test, on_batch=on_batch)
-    parameters = sum(p.numel() for p in model.parameters())
-    certificate = checkpoint.certificate(
-        to_dict(run.config), run.seconds, parameters=parameters, steps=run.step, epochs=run.epoch,
-        training_images=len(run.splits.train), device=str(run.device),
-        validation_error_percent=run.best_error if run.best else last_validation_error(run),
-        **({"images": run.images} if run.images else {}),
-        **({"started_from": run.origin} if run.origin else {}),
-        **({"taught_by": run.taught_by} if run.taught_by else {}),
-    )  # fmt: skip
+    certificate = birth_certificate(run)
     checkpoint.write_json(run.folder / "results.json", {"test": evaluation.summary(), "certificate": certificate})
     checkpoint.save_model(run.folder / checkpoint.MODEL_FILE, model, certificate)
     result = Result(run.folder, model, run.splits, evaluation, certificate)
@@ -460,6 +452,18 @@ def finish(run: Run, watchers: list[Watcher]) -> Result:
         watcher.finished(result)
     (run.folder / checkpoint.STATE_FILE).unlink(missing_ok=True)
     return result
+
+
+def birth_certificate(run: Run) -> dict[str, Any]:
+    """What was trained on what, for how long, and how well it does on the validation part."""
+    return checkpoint.certificate(
+        to_dict(run.config), run.seconds, parameters=sum(p.numel() for p in run.model.parameters()), steps=run.step,
+        epochs=run.epoch, training_images=len(run.splits.train), device=str(run.device),
+        validation_error_percent=run.best_error if run.best else last_validation_error(run),
+        **({"images": run.images} if run.images else {}),
+        **({"started_from": run.origin} if run.origin else {}),
+        **({"taught_by": run.taught_by} if run.taught_by else {}),
+    )  # fmt: skip
 
 
 def last_validation_error(run: Run) -> float | None:

@@ -29,7 +29,7 @@ class Batches:
         seed: int = 0,
         augment: Augment | None = None,
         shuffle: bool = True,
-        epochs: int = 1,
+        epochs: float = 1,
     ) -> None:
         if batch_size < 1:
             raise UserError(f"a batch needs at least 1 image and batch_size is {batch_size}.")

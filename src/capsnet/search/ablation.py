@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from capsnet import checkpoint, runs, training
-from capsnet.config import CapsNetConfig, Config, from_dict, to_dict
+from capsnet.config import CapsNetConfig, Config, from_dict
 from capsnet.errors import UserError, unknown
 from capsnet.evaluation import mean_and_std
 from capsnet.experiments import results as kept
@@ -175,15 +175,11 @@ def trained(row: Row, folder: Path, watchers: list[training.Watcher]) -> dict[st
         move_away(folder)  # half a training of other settings
     run = training.resume(folder) if runs.can_go_on(folder) else training.start(row.config, folder)
     judged = training.train_and_validate(run, watchers).summary()
-    parameters = sum(p.numel() for p in run.model.parameters())
     curve = [[r["epoch"], r["validation_error_percent"]] for r in runs.read_metrics(folder) if r["kind"] == "epoch"]
-    birth = checkpoint.certificate(
-        to_dict(run.config), run.seconds, parameters=parameters, steps=run.step, epochs=run.epoch,
-        training_images=len(run.splits.train), device=str(run.device),
-    )  # fmt: skip
     return {
         "name": row.name, "method": row.method, "seed": row.seed, "shown": {}, "paper": {}, "less": [], "made": {},
-        "outcome": {**judged, "curve": curve}, "seconds": round(run.seconds, 1), "certificate": birth,
+        "outcome": {**judged, "curve": curve}, "seconds": round(run.seconds, 1),
+        "certificate": training.birth_certificate(run),
     }  # fmt: skip
 
 
@@ -261,7 +257,7 @@ def draw(plan: Plan, told: Sequence[Mapping[str, Any]], results: Path = RESULTS)
 
     ordered = sorted(told, key=lambda o: (o["name"] != BASE, o["difference"]))
     bars = [figures.Bar(o["name"], o["error_percent"], colour(o), o["std"]) for o in ordered]
-    epochs = "one epoch" if plan.base.epochs == 1 else f"{plan.base.epochs} epochs"
+    epochs = "one epoch" if plan.base.epochs == 1 else f"{plan.base.epochs:g} epochs"
     seeds = "one seed" if plan.seeds == 1 else f"mean and deviation over {plan.seeds} seeds"
     note = f"Validation error, {seeds}, {epochs}. Dark blue: certainly apart from the base (95 %)"
     figure: Figure = figures.bars(f"One choice at a time: {plan.base.preset}", note, {"": bars})
