@@ -31,8 +31,10 @@ from capsnet.cli.flags import parse
 from capsnet.cli.search import INTERRUPTED, UNTIL, Crew, Search, limits, line, picture
 from capsnet.cli.train import Train, take_preset
 from capsnet.config import CapsNetConfig, CNNConfig, Config, get_preset, to_dict
+from capsnet.data import load as load_data
 from capsnet.data.datasets import same_images
 from capsnet.errors import UserError
+from capsnet.evaluation import evaluate
 from capsnet.experiments.conduct import Show
 from capsnet.experiments.plan import Row
 from capsnet.runs import Taken
@@ -183,7 +185,6 @@ def test_a_search_ends_after_its_trials_and_never_looks_at_the_test_set(monkeypa
         assert said["seconds"] > 0
         assert said["parameters"] > 10_000
         assert said["errors"] == [round(trial.value), 100]
-    assert not list(Path("runs/search/s").iterdir())
 
 
 def test_the_first_trial_is_the_base_itself() -> None:
@@ -222,7 +223,7 @@ def test_a_trial_that_fails_is_noted_and_the_search_goes_on(capsys: pytest.Captu
     assert sorted(trial.state.name for trial in made.trials) == ["COMPLETE", "COMPLETE", "FAIL"]
     failed = next(trial for trial in made.trials if trial.state == TrialState.FAIL)
     assert "batch of 512" in failed.user_attrs["failure"]
-    assert not list(Path("runs/search/s").iterdir())
+    assert len(list(Path("runs/search/s").iterdir())) == 1  # the best trial's network
     assert main(["search", "--report", "--study", "s"]) == 0
     out = capsys.readouterr().out
     assert "What failed" in out
@@ -259,7 +260,6 @@ def test_a_storage_that_fails_for_a_moment_costs_no_training(monkeypatch: pytest
     assert [trial.state.name for trial in opened(what).trials] == ["FAIL", "WAITING"]
     assert len(list(Path("runs/search/s").iterdir())) == 1  # its checkpoint
     assert len(ended(searched(what, 1).trials)) == 1
-    assert not list(Path("runs/search/s").iterdir())
 
 
 def test_a_full_disk_ends_the_search_and_costs_no_training(
@@ -333,16 +333,19 @@ def test_an_interrupted_trial_goes_on_from_its_checkpoint(monkeypatch: pytest.Mo
     assert len(ended(made.trials)) == 1
 
 
-def test_a_time_for_each_trial_becomes_whole_epochs_or_fewer_images(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_time_for_each_trial_becomes_epochs_and_parts_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(study, "measured", lambda run, most: Pace(step=9.0, look=4.0))
     assert paced(TINY, 0) == TINY
-    assert paced(TINY, 1).epochs == 1  # four steps and a look are 40 seconds, and there is a look in the end
-    assert paced(TINY, 164 / 60).epochs == 4
-    assert paced(TINY, 163 / 60).epochs == 3
-    less = paced(TINY, 0.5)
-    assert (less.epochs, less.train_limit) == (1, 2 * 32)
-    least = paced(TINY, 0.01)
-    assert (least.epochs, least.train_limit) == (1, 32)
+    assert paced(TINY, 168 / 60).epochs == 4  # four steps and a look are 40 seconds, and two more looks are to come
+    assert paced(TINY, 1).epochs == 1.3
+    assert paced(TINY, 0.5) == replace(TINY, epochs=0.55)
+    assert paced(TINY, 0.01).epochs == 0.01
+
+
+def test_a_trial_that_ends_within_an_epoch_is_judged_where_it_ends() -> None:
+    (trial,) = searched(task(epochs=1.5), 1).trials
+    assert [(epoch, error) for epoch, _, error in trial.user_attrs["curve"]][-1] == (1.5, trial.value)
+    assert sorted(trial.intermediate_values) == [6, 10]  # tenths of its six steps after each epoch
 
 
 def test_the_first_two_calls_do_not_count_when_time_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -646,6 +649,43 @@ def test_a_killed_worker_is_replaced_and_one_that_gives_up_is_heard() -> None:
     crew.at_work[0][0].wait()
     assert not crew.look_after()
     assert "did you mean 'median'" in crew.last_words
+
+
+# --- The best trial's network ----------------------------------------------------------------------------------
+
+
+def test_the_best_trials_network_is_kept_and_no_other(capsys: pytest.CaptureFixture[str]) -> None:
+    made = searched(task("lr=0.0000001,0.003", epochs=4), 2)
+    best = min(made.trials, key=lambda trial: trial.value or 0.0)
+    assert best.params["lr"] == "0.003"
+    (kept,) = (path for path in Path("runs/search/s").iterdir() if path.is_dir())
+    assert kept.name == best.user_attrs["folder"]
+    assert not (kept / checkpoint.STATE_FILE).exists()
+    assert main(["search", "--report", "--study", "s"]) == 0
+    assert f"capsnet evaluate {kept}" in capsys.readouterr().out
+    assert json.loads(Path("results/search/s.json").read_text())["network"] == str(kept)
+    assert str(kept) in Path("results/search/s.html").read_text()
+    model = checkpoint.load(kept)
+    held_back = load_data("mnist", validation=100, train_limit=128).validation
+    assert evaluate(model, held_back).error_percent == best.value
+
+
+def test_a_worker_killed_before_its_outcome_is_stored_leaves_a_trial_that_can_be_done_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    saved = checkpoint.save_model
+
+    def killed(*given: Any) -> None:
+        saved(*given)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(checkpoint, "save_model", killed)
+    with pytest.raises(KeyboardInterrupt):
+        searched(task(), 1)
+    monkeypatch.setattr(checkpoint, "save_model", saved)
+    monkeypatch.setattr(training, "train_step", lambda run: pytest.fail("it was trained to its end already"))
+    made = searched(task(), 1)
+    assert [trial.state for trial in made.trials] == [TrialState.FAIL, TrialState.COMPLETE]
 
 
 # --- Reports ---------------------------------------------------------------------------------------------------

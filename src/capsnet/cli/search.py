@@ -78,7 +78,7 @@ class Search:
     hours: float = 0.0
     """Begin no trial after so many hours, nor one whose --minutes would end later; 0 for no limit."""
     minutes: float = 0.0
-    """Training time of each trial: it measures a few of its steps, then takes as many whole epochs as fit. 0 trains for
+    """Training time of each trial: it measures a few of its steps, then takes as many epochs as fit. 0 trains for
     --epochs."""
     workers: int = 1
     """Trainings at a time; they share the cores."""
@@ -343,6 +343,8 @@ def show(study: Study, url: str, as_json: bool) -> int:
     counts = found["counts"]
     print(f"{counts['complete']} trials, {counts['pruned']} pruned, {counts['fail']} failed")
     print(f"train the best:\n  {found['command']}" if found["command"] else "no trial has come to its end yet")
+    if found["network"]:
+        print(f"or test its network, which is kept:\n  capsnet evaluate {shlex.quote(found['network'])}")
     print("\n".join(map(str, paths)))
     return int(failed)
 

@@ -29,6 +29,7 @@ from capsnet.evaluation import wilson_interval
 from capsnet.experiments.plan import Table
 from capsnet.pretrained import starting_from
 from capsnet.search.space import train_flags
+from capsnet.search.study import FOLDER as TRAININGS
 from capsnet.search.study import KILLED, ended
 
 if TYPE_CHECKING:
@@ -48,7 +49,8 @@ def row_of(trial: FrozenTrial) -> Row:
         "error_percent": trial.value if trial.state == TrialState.COMPLETE else None,
         "values": trial.params,
         **{
-            name: said.get(name) for name in ("seconds", "epochs", "parameters", "errors", "failure", "curve", "config")
+            name: said.get(name)
+            for name in ("seconds", "epochs", "parameters", "errors", "failure", "curve", "config", "folder")
         },
     }
 
@@ -104,11 +106,18 @@ def summary(study: optuna.Study, storage: str) -> dict[str, Any]:
         "counts": {state: sum(r["state"] == state for r in rows) for state in ("complete", "pruned", "fail")},
         "best": best[0]["number"] if best else None,
         "command": command(from_dict(best[0]["config"])) if best else None,
+        "network": network(study.study_name, best[0]) if best else None,
         "importance": importance(study),
         "front": [row["number"] for row in front(rows)],
         "trials": rows,
         "certificate": checkpoint.certificate({}, spent, optuna=optuna.__version__),
     }
+
+
+def network(study: str, row: Row) -> str | None:
+    """The folder with a trial's network, if it is kept and on this disk."""
+    folder = TRAININGS / study / (row["folder"] or "")
+    return str(folder) if (folder / checkpoint.MODEL_FILE).exists() else None
 
 
 def failures(found: dict[str, Any]) -> dict[str, int]:
@@ -130,7 +139,7 @@ def cells_of(row: Row) -> list[str]:
     low, high = wilson_interval(*row["errors"])
     return [
         str(row["number"]), f"{row['error_percent']:.2f}", f"{100 * low:.2f} to {100 * high:.2f}",
-        f"{row['seconds']:,.0f} s", str(row["epochs"]), f"{row['parameters']:,}", short(row["values"]),
+        f"{row['seconds']:,.0f} s", f"{row['epochs']:g}", f"{row['parameters']:,}", short(row["values"]),
     ]  # fmt: skip
 
 
@@ -192,6 +201,9 @@ def html(found: dict[str, Any], drawn: dict[str, Figure]) -> str:
     parts = [f"<header><h1>{escape(title)}</h1></header>{page.STYLE}{report.paragraph(told)}"]
     if found["command"]:
         parts.append(report.section("Train the best", f"<pre>{escape(found['command'])}</pre>"))
+    if found["network"]:
+        trained = f"<pre>capsnet evaluate {escape(found['network'])}</pre>"
+        parts.append(report.section("The best trial's network, to be tested once", trained))
     parts += [report.drawn(figure, name) for name, figure in drawn.items()]
     parts += [report.section(name, page.cells(each)) for name, each in tables(found).items()]
     space = report.facts([*found["space"].items(), ("minutes a trial", found["minutes"] or None)])

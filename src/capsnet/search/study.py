@@ -4,8 +4,7 @@ A trial is a training on the training images without the validation part, judged
 set is never looked at. To be pruned a trial is compared with others at an equal share of their training (its tenths),
 for a one-cycle schedule stretches with it, in its second half alone, when that schedule's learning rate falls, and only
 where five of them were looked at just there. With a time for each trial, a trial first measures a few of its own steps
-and then takes as many whole epochs as fit, each with its look at the validation part and one more look in the end;
-where not even one fits, it takes one epoch over as many images as do.
+and then takes as many epochs as fit, the last of them perhaps in part, with their looks at the validation part.
 
 A worker shows that it is alive by a heartbeat in the storage. The trial of one that was killed is put back into the
 queue by the others and goes on from its last checkpoint, where that lies on the same disk.
@@ -15,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import random
 import shutil
@@ -113,6 +113,12 @@ def ended(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
     """The trials that came to an end; one that was put back into the queue has not."""
     again = {number for trial in trials for number in trial.system_attrs.get("retry_history", ())}
     return [trial for trial in trials if trial.state.is_finished() and trial.number not in again]
+
+
+def leader(trials: Sequence[FrozenTrial]) -> FrozenTrial | None:
+    """The best of the trials that were trained to their end; of equals the quicker."""
+    complete = [trial for trial in trials if trial.state == TrialState.COMPLETE]
+    return min(complete, key=lambda trial: (trial.value, trial.user_attrs["seconds"]), default=None)
 
 
 # --- Storage ---------------------------------------------------------------------------------------------------
@@ -347,11 +353,16 @@ class Objective:
             trial.set_user_attr("failure", what or type(failure).__name__)
             raise
 
-    def tidy(self, study: optuna.Study, trial: FrozenTrial) -> None:
-        """Remove the training of a trial that has come to its end, once the storage knows its outcome."""
-        done = {one.number for one in ended(study.get_trials(deepcopy=False))}
-        if trial.number in done and "folder" in trial.user_attrs:
-            shutil.rmtree(self.folder / trial.user_attrs["folder"], ignore_errors=True)
+    def tidy(self, study: optuna.Study, _: FrozenTrial) -> None:
+        """Remove the trainings that the storage knows the outcomes of; of the best trial the network stays."""
+        done = [trial for trial in ended(study.get_trials(deepcopy=False)) if "folder" in trial.user_attrs]
+        best = leader(done)
+        for trial in done:
+            folder = self.folder / trial.user_attrs["folder"]
+            if trial is not best:
+                shutil.rmtree(folder, ignore_errors=True)
+            elif (folder / checkpoint.MODEL_FILE).exists():
+                (folder / checkpoint.STATE_FILE).unlink(missing_ok=True)
 
     def place(self, trial: Trial) -> Path:
         """The trial's folder, which a second attempt finds again; no other trial of any study has the same."""
@@ -371,6 +382,10 @@ class Objective:
         outcome = training.train_and_validate(run, [reporter])
         reporter.sum_up(run)
         trial.set_user_attr("errors", [outcome.errors, outcome.n])
+        # the state stays beside it until the storage knows the outcome: killed before that, the trial is done again
+        checkpoint.save_model(
+            folder / checkpoint.MODEL_FILE, run.finished_model().eval(), training.birth_certificate(run)
+        )
         return outcome.error_percent
 
 
@@ -387,17 +402,14 @@ def put_back(study: optuna.Study, trial: FrozenTrial, killed: bool = False) -> N
 
 
 def paced(config: Config, minutes: float) -> Config:
-    """The config with as many epochs as fit into the time; where not one does, with fewer images."""
+    """The config with as many epochs as fit into the time, to the hundredth."""
     if not minutes:
         return config
     run = training.prepare(config, Path())
-    step, look = measured(run, min(1.0, 3 * minutes))
-    seconds = 60 * minutes - look  # the one in the end
+    step, look = measured(run, min(3.0, 3 * minutes))
+    seconds = 60 * minutes - 2 * look  # of the epoch that is cut short, and in the end
     epochs = seconds / (len(run.batches) * step + look)
-    if epochs >= 1:
-        return replace(config, epochs=int(epochs))
-    fitting = max(1, int((seconds - look) / step))
-    return replace(config, epochs=1, train_limit=fitting * config.batch_size)
+    return replace(config, epochs=max(0.01, math.floor(100 * epochs) / 100))
 
 
 class Pace(NamedTuple):
@@ -460,7 +472,7 @@ class Reporter(Watcher):
         """An epoch's error; the first of a new tenth of the training is reported, for a storage is slow to write to."""
         error = record["validation_error_percent"]
         self.curve.append([record["epoch"], record["seconds"], error])
-        tenth = 10 * record["epoch"] // run.config.epochs
+        tenth = 10 * record["step"] // run.steps
         if tenth == self.tenth:
             return False
         self.tenth = tenth
