@@ -63,7 +63,7 @@ def demo() -> str:
                 str(birth["config"]["seed"]),
                 f"{test['error_percent']:.2f} % ({test['errors']} of {test['n']:,})",
                 f"{low:.2f} to {high:.2f} %",
-                f"{birth['config']['epochs']:g}",
+                str(birth["config"]["epochs"]),
                 f"{birth['seconds']:.0f} s",
             )
         )
@@ -81,7 +81,7 @@ def summary() -> str:
     fast = bench["train_seconds"]["fast"]["median"]
     rows = [
         (
-            f"`quick` on MNIST, {len(runs)} seeds, {config['epochs']:g} epochs",
+            f"`quick` on MNIST, {len(runs)} seeds, {config['epochs']} epochs",
             f"{sum(errors) / len(errors):.2f} % mean test error ({min(errors):.2f} to {max(errors):.2f} %)",
             f"{sum(seconds) / len(seconds):.0f} s of training",
         ),
@@ -331,7 +331,7 @@ def ablated(records: list[dict[str, Any]], base: dict[str, Any]) -> str:
     deviation = f" ± {base['std']:.2f}" if len(base["seeds"]) > 1 else ""
     seeds = f", {len(base['seeds'])} seeds" if len(base["seeds"]) > 1 else ", one seed"
     return (
-        f"The base is `--preset {' '.join([config.preset, *flags])}`, trained for {config.epochs:g} epochs on "
+        f"The base is `--preset {' '.join([config.preset, *flags])}`, trained for {config.epochs} epochs on "
         f"{birth['training_images']:,} images: {base['error_percent']:.2f}{deviation} % of "
         f"{record['outcome']['n']:,} validation images wrong{seeds}.\n\n"
     )

@@ -32,7 +32,7 @@ def leg(what: str, folders: list[str]) -> dict[str, Any]:
     births = [checkpoint.read_tensors(checkpoint.model_file(folder))[1]["certificate"] for folder in folders]
     return {
         "what": what,
-        "epochs": sum(birth["epochs"] for birth in births),
+        "epochs": round(sum(birth["epochs"] for birth in births), 4),
         "validation": evaluate(model, validation).summary(),
         "stem_zero_percent": round(100 * float(torch.stack(zero).mean()), 1),
         "primary_weight_rms": round(float(model.primary.conv.weight.square().mean().sqrt()), 4),

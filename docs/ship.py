@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from capsnet import checkpoint, zoo
-from capsnet.cli.use import splits_for
+from capsnet.cli.use import birth_of, splits_for
 from capsnet.config import Config, from_dict
 from capsnet.data import Dataset, Examples, Splits
 from capsnet.errors import UserError, unknown
@@ -111,9 +111,10 @@ class Trained:
 
     folder: Path
     config: Config
-    results: dict[str, Any]
+    birth: dict[str, Any]
     model: Model
     splits: Splits
+    test: Evaluation
     validation: Evaluation | None
 
     @property
@@ -123,13 +124,13 @@ class Trained:
 
 
 def open_run(folder: Path) -> Trained:
-    """A run's model, its data as they were split then, and its errors on the validation part."""
+    """A run's model (or that of a search's best trial), its data as they were split then, and its errors."""
     print(f"{folder}: opening", file=sys.stderr)
-    model = checkpoint.load(folder)
-    results = checkpoint.read_json(folder / "results.json")
+    model, birth = checkpoint.load(folder), birth_of(str(folder))
     splits = splits_for(model, str(folder), None)
     held_back = evaluate(model, splits.validation) if len(splits.validation) else None
-    return Trained(folder, from_dict(results["certificate"]["config"]), results, model, splits, held_back)
+    test = evaluate(model, splits.test)
+    return Trained(folder, from_dict(birth["config"]), birth, model, splits, test, held_back)
 
 
 def check_alike(runs: list[Trained]) -> None:
@@ -209,8 +210,8 @@ def seeds(runs: list[Trained], chosen: Trained) -> list[dict[str, Any]]:
         {
             "seed": run.config.seed,
             "validation_error_percent": round(run.validation.error_percent, 4) if run.validation else None,
-            "test_error_percent": run.results["test"]["error_percent"],
-            "seconds": run.results["certificate"]["seconds"],
+            "test_error_percent": round(run.test.error_percent, 4),
+            "seconds": run.birth["seconds"],
             "shipped": run is chosen,
         }
         for run in sorted(runs, key=lambda run: run.config.seed)
@@ -219,8 +220,7 @@ def seeds(runs: list[Trained], chosen: Trained) -> list[dict[str, Any]]:
 
 def legs(earlier: Sequence[Path], last: Trained) -> list[dict[str, Any]]:
     """The trainings that followed each other, each from the weights of the one before, with fresh optimiser moments."""
-    births = [checkpoint.read_tensors(checkpoint.model_file(folder))[1]["certificate"] for folder in earlier]
-    births.append(last.results["certificate"])
+    births = [*(birth_of(str(folder)) for folder in earlier), last.birth]
     return [{name: birth[name] for name in ("epochs", "steps", "seconds", "config")} for birth in births]
 
 
@@ -229,7 +229,7 @@ def make_card(
 ) -> dict[str, Any]:
     """The card: what `capsnet models NAME`, docs/models.md and the Lab show."""
     trained = legs(earlier, chosen)
-    birth, test, validation = chosen.results["certificate"], parts["test"], parts["validation"]
+    birth, test, validation = chosen.birth, parts["test"], parts["validation"]
     measured = [sentence for sentence in (confusions(test), stress(model, chosen.splits.test)) if sentence]
     return {
         "name": name,
@@ -241,7 +241,7 @@ def make_card(
         "parameters": birth["parameters"],
         "training_images": birth["training_images"],
         "seed": chosen.config.seed,
-        "epochs": sum(leg["epochs"] for leg in trained),
+        "epochs": round(sum(leg["epochs"] for leg in trained), 4),
         "training_seconds": round(sum(leg["seconds"] for leg in trained), 1),
         "legs": trained if earlier else [],
         "validation": validation.summary() if validation else None,  # None: it was trained on all training images
@@ -257,7 +257,7 @@ def make_card(
 
 def stored(run: Trained, file: Path) -> tuple[str, Model, dict[str, Evaluation | None]]:
     """The run's weights in the smallest precision in which no prediction changes: which, the model, and its tests."""
-    before = {"test": evaluate(run.model, run.splits.test), "validation": run.validation}
+    before = {"test": run.test, "validation": run.validation}
     for precision in PRECISIONS:
         model = write_weights(run, file, precision)
         after = {n: evaluate(model, getattr(run.splits, n)) if was else None for n, was in before.items()}

@@ -20,7 +20,7 @@ Capture = pytest.CaptureFixture[str]
         (Config, "lr", -1.0, "lr=-1.0 is too small: it should be 0 or more"),
         (Config, "lr", float("nan"), "lr=nan is no number"),
         (Config, "lr", float("inf"), "lr=inf is too large"),
-        (Config, "epochs", 0, "epochs=0 is too small: it should be 0.001 or more"),
+        (Config, "epochs", 0, "epochs=0 is too small: it should be between 0.001 and 1,000,000"),
         (Config, "batch_size", 0, "batch_size=0 is too small"),
         (Config, "seed", 2**63, "too large"),
         (Config, "seed", -1, "too small"),

@@ -473,7 +473,7 @@ def test_every_field_survives_the_way_through_json() -> None:
         (("model", "kind"), "capsnt", "no kind of model 'capsnt'; did you mean 'capsnet'"),
         (("epochs",), "ten", "Config.epochs is 'ten'"),
         (("epochs",), True, "Config.epochs is True"),
-        (("epochs",), 1.5, "Config.epochs is 1.5"),
+        (("batch_size",), 1.5, "Config.batch_size is 1.5"),
         (("schedule",), "sometimes", "Config.schedule is 'sometimes'"),
         (("model", "image_shape"), [1, 28], "image_shape is"),
         (("model", "hidden_caps"), [[5, 4, 3]], "hidden_caps is"),

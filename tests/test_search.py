@@ -339,7 +339,7 @@ def test_a_time_for_each_trial_becomes_epochs_and_parts_of_one(monkeypatch: pyte
     assert paced(TINY, 168 / 60).epochs == 4  # four steps and a look are 40 seconds, and two more looks are to come
     assert paced(TINY, 1).epochs == 1.3
     assert paced(TINY, 0.5) == replace(TINY, epochs=0.55)
-    assert paced(TINY, 0.01).epochs == 0.01
+    assert paced(TINY, 0.01).epochs == 0.001
 
 
 def test_a_trial_that_ends_within_an_epoch_is_judged_where_it_ends() -> None:
@@ -668,6 +668,33 @@ def test_the_best_trials_network_is_kept_and_no_other(capsys: pytest.CaptureFixt
     model = checkpoint.load(kept)
     held_back = load_data("mnist", validation=100, train_limit=128).validation
     assert evaluate(model, held_back).error_percent == best.value
+
+
+def test_the_same_search_in_another_storage_leaves_the_first_ones_network_alone() -> None:
+    what = task("model.iterations=1,2")
+    searched(what, 2)
+    (kept,) = (path for path in Path("runs/search/s").iterdir() if path.is_dir())
+    again = open_study("s", storage_url("other.db", "s"), what, "none")
+    work(again, storage_url("other.db", "s"), what, Budget(2))
+    assert [trial.state for trial in again.trials] == [TrialState.COMPLETE] * 2
+    assert (kept / checkpoint.MODEL_FILE).exists()
+
+
+def test_tidying_spares_what_others_may_still_need() -> None:
+    what = task()
+    made = searched(what, 1)
+    best = made.trials[0].user_attrs["folder"]
+    objective = study.Objective(what, study.FOLDER / "s")
+    for folder in ("dead", "lost"):  # of a worker that was killed a moment ago, and of one killed before it could tidy
+        (study.FOLDER / "s" / folder).mkdir()
+    for state, folder in ((TrialState.FAIL, "dead"), (TrialState.FAIL, best), (TrialState.PRUNED, "lost")):
+        made.add_trial(optuna.trial.create_trial(state=state, user_attrs={"folder": folder}))
+    objective.tidy(made)
+    assert {path.name for path in (study.FOLDER / "s").iterdir()} == {"dead", best}
+    objective.tidy(made, made.trials[1])  # its own
+    assert {path.name for path in (study.FOLDER / "s").iterdir()} == {best}
+    objective.tidy(made, made.trials[2])  # a second attempt at what is best by now
+    assert (study.FOLDER / "s" / best / checkpoint.MODEL_FILE).exists()
 
 
 def test_a_worker_killed_before_its_outcome_is_stored_leaves_a_trial_that_can_be_done_again(

@@ -207,7 +207,9 @@ class Config:
 
     def __post_init__(self) -> None:
         check_range(self, 1, MOST, "batch_size")
-        check_range(self, 0.001, MOST, "epochs")
+        check_range(self, 0.001, WIDEST, "epochs")
+        if self.epochs == int(self.epochs):
+            object.__setattr__(self, "epochs", int(self.epochs))  # 2 and not 2.0, wherever it is shown
         check_range(self, 0, MOST, "validation", "train_limit", "lr", "weight_decay", "clip", "patience", "save_every")
         check_range(self, 0, 1, "warmup", "average")
         check_range(self, 0, 100, "stop_at")

@@ -1,7 +1,8 @@
 """A run: the state of a training under way, and the folder that it has to itself.
 
 config.json comes first, state.safetensors lasts as long as the training, and results.json, model.safetensors and
-report.html come at the end, before the state goes. At every moment a run can go on from what its folder holds.
+report.html come at the end, before the state goes (of a search's trial the model alone). At every moment a run can go
+on from what its folder holds.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ class TrainingBar(Watcher):
         parameters = sum(p.numel() for p in run.model.parameters())
         say(
             f"{run.config.preset} on {run.config.data}: {parameters:,} parameters, "
-            f"{len(run.splits.train):,} training images, {run.config.epochs:g} epochs of {len(run.batches)} steps, "
+            f"{len(run.splits.train):,} training images, {run.config.epochs} epochs of {len(run.batches)} steps, "
             f"{run.device}, in {run.folder}"
         )
         self.progress.start()
@@ -94,16 +94,17 @@ class TrainingBar(Watcher):
     def stepped(self, run: Run, record: dict[str, Any]) -> None:
         first, since = self.began
         rate = (run.step - first) * run.config.batch_size / max(time.monotonic() - since, 1e-9)
-        epoch = min(int(run.epoch) + 1, math.ceil(run.config.epochs))
+        last = math.ceil(run.config.epochs)
+        epoch = min(int(run.epoch) + 1, last)
         self.progress.update(
-            self.task, completed=run.step, description=f"epoch {epoch}/{run.config.epochs:g}",
+            self.task, completed=run.step, description=f"epoch {epoch}/{last}",
             loss=f"{record['loss']:.4f}", rate=f"{rate:,.0f} images/s",
         )  # fmt: skip
         if self.progress.disable and time.monotonic() - self.logged > LOG_SECONDS:
             self.logged = time.monotonic()
             left = (run.steps - run.step) * run.config.batch_size / max(rate, 1e-9)
             say(
-                f"epoch {epoch}/{run.config.epochs:g}, step {run.step}/{run.steps}, loss {record['loss']:.4f}, "
+                f"epoch {epoch}/{last}, step {run.step}/{run.steps}, loss {record['loss']:.4f}, "
                 f"{rate:,.0f} images/s, {clock(left)} left"
             )
 
@@ -111,7 +112,7 @@ class TrainingBar(Watcher):
         error = record["validation_error_percent"]
         judged = "" if error is None else f", validation error {error:.2f} %"
         best = " (best)" if error is not None and record["epoch"] == run.best_epoch else ""
-        say(f"epoch {record['epoch']:g}/{run.config.epochs:g} done after {clock(record['seconds'])}{judged}{best}")
+        say(f"epoch {record['epoch']}/{run.config.epochs} done after {clock(record['seconds'])}{judged}{best}")
 
     def evaluated(self, done: int, n: int) -> None:
         self.progress.update(self.task, description="testing", total=n, completed=done, loss="–", rate="")

@@ -388,8 +388,9 @@ def update_average(run: Run) -> None:
 
 def stopped_early(run: Run) -> bool:
     """Whether the validation error has come down to where it should, or has not improved for long enough."""
+    passes = run.step // len(run.batches)  # whole ones, after which there was a look
     arrived = bool(run.config.stop_at) and run.best_error <= run.config.stop_at
-    return arrived or (bool(run.config.patience) and run.epoch - run.best_epoch >= run.config.patience)
+    return arrived or (bool(run.config.patience) and passes - run.best_epoch >= run.config.patience)
 
 
 def step_record(run: Run, losses: Losses) -> dict[str, Any]:

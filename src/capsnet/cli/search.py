@@ -55,7 +55,7 @@ class Search:
 
     Everything is judged on validation images; the test set is never looked at. Interrupted or killed at any moment, the
     same command goes on; the same command on another machine with the same --storage helps. Results go to
-    results/search and results/ablation.
+    results/search and results/ablation; the best trial's network stays in runs/search.
 
     Examples:
       capsnet search --space training augmentation --epochs 2 --trials 40 --workers 2

@@ -257,7 +257,7 @@ def draw(plan: Plan, told: Sequence[Mapping[str, Any]], results: Path = RESULTS)
 
     ordered = sorted(told, key=lambda o: (o["name"] != BASE, o["difference"]))
     bars = [figures.Bar(o["name"], o["error_percent"], colour(o), o["std"]) for o in ordered]
-    epochs = "one epoch" if plan.base.epochs == 1 else f"{plan.base.epochs:g} epochs"
+    epochs = "one epoch" if plan.base.epochs == 1 else f"{plan.base.epochs} epochs"
     seeds = "one seed" if plan.seeds == 1 else f"mean and deviation over {plan.seeds} seeds"
     note = f"Validation error, {seeds}, {epochs}. Dark blue: certainly apart from the base (95 %)"
     figure: Figure = figures.bars(f"One choice at a time: {plan.base.preset}", note, {"": bars})

@@ -139,7 +139,7 @@ def cells_of(row: Row) -> list[str]:
     low, high = wilson_interval(*row["errors"])
     return [
         str(row["number"]), f"{row['error_percent']:.2f}", f"{100 * low:.2f} to {100 * high:.2f}",
-        f"{row['seconds']:,.0f} s", f"{row['epochs']:g}", f"{row['parameters']:,}", short(row["values"]),
+        f"{row['seconds']:,.0f} s", str(row["epochs"]), f"{row['parameters']:,}", short(row["values"]),
     ]  # fmt: skip
 
 

@@ -165,8 +165,8 @@ def combinations(space: Space) -> list[dict[str, Any]]:
 
 
 def fields(base: Config) -> dict[str, Any]:
-    """The fields that can be searched, by their dotted names, with their types."""
-    hints = dict(typing.get_type_hints(Config))
+    """The fields that can be searched, by their dotted names, with their types; epochs in whole numbers."""
+    hints = dict(typing.get_type_hints(Config)) | {"epochs": int}
     for part in ("model", "loss", "augment"):
         del hints[part]
         section = type(getattr(base, part))

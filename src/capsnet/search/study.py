@@ -6,17 +6,19 @@ for a one-cycle schedule stretches with it, in its second half alone, when that 
 where five of them were looked at just there. With a time for each trial, a trial first measures a few of its own steps
 and then takes as many epochs as fit, the last of them perhaps in part, with their looks at the validation part.
 
+The best trial's network stays on the disk of the machine that trained it, to be tested without being trained again.
+
 A worker shows that it is alive by a heartbeat in the storage. The trial of one that was killed is put back into the
 queue by the others and goes on from its last checkpoint, where that lies on the same disk.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
 import random
+import secrets
 import shutil
 import time
 import warnings
@@ -287,6 +289,7 @@ def work(
             revive(study, grace)
             trials = study.get_trials(deepcopy=False)
             if budget.spent(trials, task.minutes):
+                objective.tidy(study)  # where the last worker was killed before it could
                 return
             if budget.all_begun(trials):
                 time.sleep(WAIT)
@@ -353,23 +356,27 @@ class Objective:
             trial.set_user_attr("failure", what or type(failure).__name__)
             raise
 
-    def tidy(self, study: optuna.Study, _: FrozenTrial) -> None:
-        """Remove the trainings that the storage knows the outcomes of; of the best trial the network stays."""
-        done = [trial for trial in ended(study.get_trials(deepcopy=False)) if "folder" in trial.user_attrs]
+    def tidy(self, study: optuna.Study, own: FrozenTrial | None = None) -> None:
+        """Remove the trainings whose outcomes the storage knows; of the best trial the network stays.
+
+        Of the failed only one's own: another's may be about to be put back. A trial that was shares its folder.
+        """
+        trials = study.get_trials(deepcopy=False)
+        done = ended(trials)
         best = leader(done)
+        in_use = [trial for trial in trials if trial is best or not trial.state.is_finished()]
+        kept = {trial.user_attrs.get("folder") for trial in in_use}
         for trial in done:
-            folder = self.folder / trial.user_attrs["folder"]
-            if trial is not best:
-                shutil.rmtree(folder, ignore_errors=True)
-            elif (folder / checkpoint.MODEL_FILE).exists():
-                (folder / checkpoint.STATE_FILE).unlink(missing_ok=True)
+            known = trial.state != TrialState.FAIL or (own is not None and trial.number == own.number)
+            if known and trial.user_attrs.get("folder") not in {*kept, None}:
+                shutil.rmtree(self.folder / trial.user_attrs["folder"], ignore_errors=True)
+        if best and (self.folder / best.user_attrs["folder"] / checkpoint.MODEL_FILE).exists():
+            (self.folder / best.user_attrs["folder"] / checkpoint.STATE_FILE).unlink(missing_ok=True)
 
     def place(self, trial: Trial) -> Path:
         """The trial's folder, which a second attempt finds again; no other trial of any study has the same."""
         if "folder" not in trial.user_attrs:
-            told = json.dumps([self.task.record(), trial.params], sort_keys=True)
-            name = f"trial-{trial.number}-{hashlib.sha256(told.encode()).hexdigest()[:12]}"
-            trial.set_user_attr("folder", name)
+            trial.set_user_attr("folder", f"trial-{trial.number}-{secrets.token_hex(6)}")
         return self.folder / trial.user_attrs["folder"]
 
     def train(self, trial: Trial, config: Config, folder: Path) -> float:
@@ -402,14 +409,14 @@ def put_back(study: optuna.Study, trial: FrozenTrial, killed: bool = False) -> N
 
 
 def paced(config: Config, minutes: float) -> Config:
-    """The config with as many epochs as fit into the time, to the hundredth."""
+    """The config with as many epochs as fit into the time, to the thousandth."""
     if not minutes:
         return config
     run = training.prepare(config, Path())
     step, look = measured(run, min(3.0, 3 * minutes))
     seconds = 60 * minutes - 2 * look  # of the epoch that is cut short, and in the end
     epochs = seconds / (len(run.batches) * step + look)
-    return replace(config, epochs=max(0.01, math.floor(100 * epochs) / 100))
+    return replace(config, epochs=max(0.001, math.floor(1000 * epochs) / 1000))
 
 
 class Pace(NamedTuple):
