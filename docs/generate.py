@@ -408,6 +408,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "bench": lambda: bench("bench"),
     "bench-twice": bench_twice,
     "bench-36": lambda: bench("bench-36"),
+    "bench-bf16": lambda: bench("bench-bf16"),
     "breakdown": breakdown,
     "quick": quick,
     "sweep": sweep,
