@@ -52,10 +52,10 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def demo() -> str:
-    """What `make demo` reached: one row for each seed that was run."""
+def demo(name: str = "quick") -> str:
+    """What `make demo` reached (or another training of all digits): one row for each seed that was run."""
     rows = []
-    for run in read("quick"):
+    for run in read(name):
         test, birth = run["test"], run["certificate"]
         low, high = test["error_percent_interval_95"]
         rows.append(
@@ -351,18 +351,17 @@ def verdict(outcome: dict[str, Any]) -> str:
 
 
 def search(name: str) -> str:
-    """A study: how large it was, its best trials beside the base, what mattered, and the command that came out."""
+    """A study: its command, how large it was, its best trials beside the base, what mattered, and what came out."""
     found = read(f"search/{name}")
     counts, birth, complete = found["counts"], found["certificate"], best_first(found["trials"])
     note = (
         f"{counts['complete']} trials trained to their end, {counts['pruned']} ended early, {counts['fail']} failed: "
-        f"{birth['seconds'] / 60:,.0f} minutes of training in all ({birth['machine']}). Trial 0 has the "
-        f"`{found['base']['preset']}` preset's own values.\n\n"
+        f"{birth['seconds'] / 60:,.0f} minutes of training in all. Trial 0 has the base's own values.\n\n"
     )
     shown = complete[:5] + [trial for trial in complete[5:] if trial["number"] == 0]
     columns = ["trial", "validation error, %", "95 % interval", "training", "epochs", "parameters", "values"]
     shares = ", ".join(f"`{field}` {100 * share:.0f} %" for field, share in list(found["importance"].items())[:6])
-    matters = f"\nWhat mattered (PED-ANOVA): {shares}.\n" if shares else ""
+    matters = f"\nWhat the best five have in common (PED-ANOVA's importance): {shares}.\n" if shares else ""
     best = f"\nThe best, to be trained again:\n\n```\n{found['command']}\n```\n"
     return note + table(columns, map(cells_of, shown)) + matters + best
 
@@ -415,6 +414,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "precision": precision,
     "precision-paper": precision_paper,
     "ablation-paper": lambda: ablation("paper"),
+    "search-minute": lambda: search("minute"),
+    "minute-best": lambda: demo("search/minute-best"),
+    "search-five-minutes": lambda: search("five-minutes"),
     "legs": paper_legs,
     "best": lambda: seeds_table(read("models/best-mnist")["seeds"]),
     "tried": tried,

@@ -180,7 +180,7 @@ def test_a_search_ends_after_its_trials_and_never_looks_at_the_test_set(monkeypa
     for trial in made.trials:
         said = trial.user_attrs
         assert trial.value == pytest.approx(said["curve"][-1][2])
-        assert said["config"]["lr"] == pytest.approx(trial.params["lr"])
+        assert said["config"]["lr"] == float(f"{trial.params['lr']:.4g}")
         assert said["config"]["model"]["iterations"] == int(trial.params["model.iterations"])
         assert said["seconds"] > 0
         assert said["parameters"] > 10_000
@@ -724,6 +724,10 @@ def test_the_front_has_no_trial_that_another_beats_in_both() -> None:
 
     rows = [row(0, 1.0, 10), row(1, 2.0, 5), row(2, 2.0, 7), row(3, 0.5, 30), row(4, 0.9, 40)]
     assert [r["number"] for r in report.front(rows)] == [1, 0, 3]
+    for r in rows[:2]:
+        r["curve"] = [[1, r["seconds"] / 2, 3.0], [2, r["seconds"], r["error_percent"]]]
+    rows[2]["curve"] = None  # a trial that failed
+    assert report.reached(rows[:3]) == [(2.5, 3.0), (5, 2.0), (10, 1.0)]
     assert report.best_first(rows)[0]["number"] == 3
 
 

@@ -28,6 +28,7 @@ class Line(NamedTuple):
     colour: str
     dashed: bool = False
     dots: bool = False  # points of their own, not joined
+    thin: bool = False  # one of many
 
 
 class Panel(NamedTuple):
@@ -62,9 +63,10 @@ def lines(title: str, note: str, panels: Sequence[Panel], height: float = 230, s
 
 def _curve(axes: Axes, line: Line, label: str) -> None:
     y = [math.nan if value is None else value for value in line.y]
-    marker = "o" if len(y) <= 24 or line.dots else None
+    marker = "o" if line.dots or (len(y) <= 24 and not line.thin) else None
     axes.plot(line.x, y, color=line.colour, label=label or None, marker=marker, markersize=3.5,
-              linestyle="none" if line.dots else (0, (4, 2)) if line.dashed else "-")  # fmt: skip
+              linestyle="none" if line.dots else (0, (4, 2)) if line.dashed else "-",
+              linewidth=0.7 if line.thin else None, alpha=0.6 if line.thin else None)  # fmt: skip
 
 
 def _finish(axes: Axes, panel: Panel) -> None:

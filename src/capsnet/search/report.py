@@ -75,6 +75,16 @@ def front(rows: Sequence[Row]) -> list[Row]:
     return kept
 
 
+def reached(rows: Sequence[Row]) -> list[tuple[float, float]]:
+    """The same within the trials too: seconds of training, and the lowest error that any of them had by then."""
+    looks = sorted((seconds, error) for row in rows for _, seconds, error in row["curve"] or ())
+    kept: list[tuple[float, float]] = []
+    for seconds, error in looks:
+        if not kept or error < kept[-1][1]:
+            kept.append((seconds, error))
+    return kept
+
+
 def importance(study: optuna.Study) -> dict[str, float]:
     """Each searched field's share, the largest first; empty where there are too few trials."""
     trials = len(study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)))
@@ -169,18 +179,25 @@ def pictures(found: dict[str, Any]) -> dict[str, Figure]:
         shares = [figures.Bar(name, 100 * share, figures.BLUE) for name, share in found["importance"].items()]
         note = "How far the values of the best trials differ from those of all (PED-ANOVA)"
         drawn["importance"] = figures.bars("What matters", note, {"": shares}, "%", 0)
-    complete, ahead = best_first(found["trials"]), front(found["trials"])
+    complete, ahead = best_first(found["trials"]), reached(found["trials"])
     if not complete:
         return drawn
     by_number = sorted(complete, key=lambda row: row["number"])
     so_far = [min(row["error_percent"] for row in by_number[: k + 1]) for k in range(len(by_number))]
     error, time = "validation error, %", [row["seconds"] for row in complete]
     light, strong = figures.PALETTE[5], figures.BLUE
-    points = figures.Line("a trial", time, [row["error_percent"] for row in complete], light, dots=True)
-    line = figures.Line("Pareto front", [r["seconds"] for r in ahead], [r["error_percent"] for r in ahead], strong)
+    ways = [
+        figures.Line("on its way", [s for _, s, _ in row["curve"]], [e for *_, e in row["curve"]], light, thin=True)
+        for row in found["trials"]
+        if row["curve"]
+    ]
+    points = figures.Line("a trial's end", time, [row["error_percent"] for row in complete], light, dots=True)
+    line = figures.Line("Pareto front", [s for s, _ in ahead], [e for _, e in ahead], strong)
     best = figures.Line("best so far", [row["number"] for row in by_number], so_far, figures.VERMILLION)
     panels = [
-        figures.Panel("Error against time", "seconds of training", error, [points, line], log_x=True, log_y=True),
+        figures.Panel(
+            "Error against time", "seconds of training", error, [*ways, points, line], log_x=True, log_y=True
+        ),
         figures.Panel("How the search went", "trial", error, [best], log_y=True),
     ]
     drawn["front"] = figures.lines(f"{found['study']}: {len(complete)} trials", "On validation images", panels)

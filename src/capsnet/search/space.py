@@ -101,7 +101,8 @@ class Between:
     def suggest(self, trial: BaseTrial, name: str) -> float:
         if self.integer:
             return trial.suggest_int(name, int(self.low), int(self.high), log=self.log)
-        return trial.suggest_float(name, self.low, self.high, log=self.log)
+        value = trial.suggest_float(name, self.low, self.high, log=self.log)
+        return min(max(float(f"{value:.4g}"), self.low), self.high)  # digits that mean nothing make commands long
 
     def ends(self) -> tuple[float, float]:
         return self.low, self.high
