@@ -488,6 +488,7 @@ def test_a_study_that_something_else_made_is_refused() -> None:
         ("nosuch://host/x", "nosuch"),
         ("sqlite:///:memory:", "in memory"),
         ("postgresql+nodriver://me:secret@127.0.0.1:1/x", "cannot be used"),
+        ("postgresql+pg8000://me:secret@127.0.0.1:1/x", "needs the Python module pg8000: pip install 'pg8000'."),
     ],
 )
 def test_a_storage_that_is_none_is_said_so_in_a_line(url: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:

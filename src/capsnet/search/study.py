@@ -67,6 +67,7 @@ LOOK = 250  # validation images that `evaluate` takes at a time
 HOPELESS = 5  # trials that failed, and none that did not; twice as many in a row where some did not
 KILLS = 3  # workers that a trial may lose before it counts as failed: it may be its own fault
 KILLED = "its worker was killed."
+DRIVERS = {"psycopg": "psycopg[binary]", "psycopg2": "psycopg2-binary", "MySQLdb": "mysqlclient"}  # module → package
 FAILURES = (UserError, RuntimeError, MemoryError, ArithmeticError)  # of a trial, while the search goes on
 
 
@@ -175,7 +176,14 @@ def connect(url: str, grace: int = 60, attempts: int = 5) -> RDBStorage:
             heartbeat_interval=max(1, grace // 3), grace_period=grace,
             heartbeat_stale_trial_callback=lambda study, trial: put_back(study, trial, killed=True),
         )  # fmt: skip
-    except (ImportError, RuntimeError) as error:  # no driver for that kind, or tables of another version
+    except ImportError as error:
+        module = getattr(error.__cause__ or error.__context__, "name", None)
+        if module is None:
+            raise StorageInternalError from error
+        raise UserError(
+            f"the storage {shown(url)} needs the Python module {module}: pip install '{DRIVERS.get(module, module)}'."
+        ) from None
+    except RuntimeError as error:  # tables of another version
         raise StorageInternalError from error
     except SQLAlchemyError as error:
         being_made = isinstance(error, IntegrityError) or "already exists" in str(error)  # by another worker, just now
