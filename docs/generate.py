@@ -234,7 +234,7 @@ def model_card(card: dict[str, Any]) -> str:
         f"{card['training_seconds']:,.0f} s ({birth['machine']}), torch {birth['torch']}",
         "validation error": held_back,
         "test error": error_of(card["test"]),
-        "seed": f"{card['seed']}, by {card['chosen_by']}",
+        "seed": f"{card['seed']} ({card['chosen_by']})",
         **({} if card["legs"] else {"command": f"`{command(trained)}`"}),
         "weights": f"{PRECISIONS[weights['precision']]}, {weights['bytes'] / 1e6:.1f} MB",
         "sha256": f"`{weights['sha256']}`",
@@ -355,13 +355,14 @@ def search(name: str) -> str:
     found = read(f"search/{name}")
     counts, birth, complete = found["counts"], found["certificate"], best_first(found["trials"])
     note = (
-        f"{counts['complete']} trials trained to their end, {counts['pruned']} ended early, {counts['fail']} failed: "
-        f"{birth['seconds'] / 60:,.0f} minutes of training in all. Trial 0 has the base's own values.\n\n"
+        f"{counts['complete']} trials trained to their end, {counts['pruned']} were ended early, {counts['fail']} "
+        f"failed: {birth['seconds'] / 60:,.0f} minutes of training in all. Trial 0 has the base's own values.\n\n"
     )
     shown = complete[:5] + [trial for trial in complete[5:] if trial["number"] == 0]
     columns = ["trial", "validation error, %", "95 % interval", "training", "epochs", "parameters", "values"]
-    shares = ", ".join(f"`{field}` {100 * share:.0f} %" for field, share in list(found["importance"].items())[:6])
-    matters = f"\nWhat the best five have in common (PED-ANOVA's importance): {shares}.\n" if shares else ""
+    shares = ", ".join(f"`{field}` {100 * share:.0f} %" for field, share in found["importance"].items())
+    rough = f"PED-ANOVA, a rough hint from {counts['complete']} trials"
+    matters = f"\nWhere the best five differ most from all trials ({rough}): {shares}.\n" if shares else ""
     best = f"\nThe best, to be trained again:\n\n```\n{found['command']}\n```\n"
     return note + table(columns, map(cells_of, shown)) + matters + best
 

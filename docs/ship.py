@@ -248,11 +248,17 @@ def make_card(
         "test": test.summary(),
         "mistakes": test.wrong.nonzero()[:MOST_MISTAKES, 0].tolist(),
         "weaknesses": [*ABOUT[name].weaknesses, *measured],
-        "chosen_by": "lowest validation error" if validation else "lowest seed: no image was held back",
+        "chosen_by": chosen_by(len(runs), validation is not None),
         "seeds": seeds(runs, chosen),
         "config": birth["config"],
         "certificate": birth,
     }
+
+
+def chosen_by(runs: int, validated: bool) -> str:
+    if runs == 1:
+        return "the only one trained"
+    return "lowest validation error" if validated else "lowest seed: no image was held back"
 
 
 def stored(run: Trained, file: Path) -> tuple[str, Model, dict[str, Evaluation | None]]:

@@ -59,10 +59,10 @@ class Search:
 
     Examples:
       capsnet search --space training augmentation --epochs 2 --trials 40 --workers 2
-      capsnet search --space compact lr=0.002..0.02:log --minutes 1 --hours 8 --study minute
+      capsnet search --space compact lr=0.002..0.02:log --minutes 1 --hours 8 --study mine
       capsnet search --space model.iterations=1,2,3 stem=small,quick --train-limit 10000
-      capsnet search --report --study minute                what is known so far
-      capsnet search --ablate suspects --preset paper --epochs 2 --train-limit 10000
+      capsnet search --report --study mine                  what is known so far
+      capsnet search --ablate suspects --preset paper --epochs 2 --train-limit 10000 --study short
     """
 
     space: Words = ()

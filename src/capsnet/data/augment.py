@@ -40,11 +40,12 @@ class Augment:
     """Blank out one random square of this side."""
     share: float = 1.0
     """How many of the images are turned, scaled, slanted or bent: 0.5 for half of them. The others are only moved, and
-    stay as sharp as those that the network is tested on."""
+    stay as sharp as those that the network is tested on; mirroring and blanking out are for all."""
     interpolation: Interpolation = "bilinear"
     """How such an image is read between its pixels: bicubic keeps it sharper."""
     until: float = 1.0
-    """For how much of the training: after 0.8 of it images are only moved (and mirrored), to end on sharp ones."""
+    """For how much of the training: with 0.8, images of the last fifth are only moved (and mirrored), to end on sharp
+    ones."""
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():

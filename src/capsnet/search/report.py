@@ -164,7 +164,7 @@ def tables(found: dict[str, Any], most: int = 10) -> dict[str, Table]:
     made = {
         "The best trials": table(best_first(found["trials"])[:most]),
         "No quicker trial has as few errors": table(front(found["trials"])),
-        "What matters": shares,
+        "Where the best differ from the rest": shares,
         "What failed": Table(["trials", "why"], [(str(n), why) for why, n in failures(found).items()]),
     }
     return {title: each for title, each in made.items() if each.rows}
@@ -178,7 +178,7 @@ def pictures(found: dict[str, Any]) -> dict[str, Figure]:
     if found["importance"]:
         shares = [figures.Bar(name, 100 * share, figures.BLUE) for name, share in found["importance"].items()]
         note = "How far the values of the best trials differ from those of all (PED-ANOVA)"
-        drawn["importance"] = figures.bars("What matters", note, {"": shares}, "%", 0)
+        drawn["importance"] = figures.bars("Where the best differ from the rest", note, {"": shares}, "%", 0)
     complete, ahead = best_first(found["trials"]), reached(found["trials"])
     if not complete:
         return drawn
@@ -200,7 +200,11 @@ def pictures(found: dict[str, Any]) -> dict[str, Figure]:
         ),
         figures.Panel("How the search went", "trial", error, [best], log_y=True),
     ]
-    drawn["front"] = figures.lines(f"{found['study']}: {len(complete)} trials", "On validation images", panels)
+    drawn["front"] = figures.lines(
+        f"{found['study']}: {len(complete)} of {len(found['trials'])} trials trained to their end",
+        "On validation images",
+        panels,
+    )
     return drawn
 
 
