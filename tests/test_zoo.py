@@ -191,10 +191,9 @@ def test_models_lists_what_is_shipped_and_shows_a_card(tmp_path: Path, capsys: p
 
 @pytest.fixture
 def finished(tmp_path: Path) -> Path:
-    """A finished run: the shipped model in a folder of its own."""
+    """What a search leaves of its best trial: the shipped model in a folder of its own."""
     folder, card = tmp_path / "run", zoo.card("quick-mnist")
     checkpoint.save_model(folder / checkpoint.MODEL_FILE, capsnet.load("quick-mnist"), card["certificate"])
-    checkpoint.write_json(folder / "results.json", {"test": card["test"], "certificate": card["certificate"]})
     return folder
 
 
@@ -231,12 +230,12 @@ def test_a_model_that_cannot_be_written_is_said_so(
 ) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="could not write"):
-        ship.write_weights(ship.Trained(finished, *[None] * 5), tmp_path / "file" / "x.safetensors", "half")
+        ship.write_weights(ship.Trained(finished, *[None] * 6), tmp_path / "file" / "x.safetensors", "half")
     with pytest.raises(UserError, match=r"no model to ship 'quick'"):
         ship.ship([finished], "quick")
     monkeypatch.setattr(zoo, "MOST_BYTES", 1000)
     with pytest.raises(UserError, match="more than the 1,000"):
-        ship.write_weights(ship.Trained(finished, *[None] * 5), tmp_path / "x.safetensors", "half")
+        ship.write_weights(ship.Trained(finished, *[None] * 6), tmp_path / "x.safetensors", "half")
 
 
 def test_halving_leaves_norms_and_what_has_no_room_as_they_are() -> None:
@@ -258,7 +257,7 @@ def judged(seed: int, wrong: int) -> object:
     predicted[:wrong] = ~predicted[:wrong]
     held_back = Evaluation("x", targets, targets, predicted, ("a", "b"), False)
     config = replace(from_dict(zoo.card("quick-mnist")["config"]), seed=seed)
-    return ship.Trained(Path(f"run-{seed}"), config, {}, None, None, held_back)
+    return ship.Trained(Path(f"run-{seed}"), config, {}, None, None, held_back, held_back)
 
 
 def test_the_seed_with_the_lowest_validation_error_is_shipped_and_of_equals_the_lowest() -> None:
@@ -266,6 +265,12 @@ def test_the_seed_with_the_lowest_validation_error_is_shipped_and_of_equals_the_
     assert min(runs, key=lambda run: run.rank).config.seed == 1  # type: ignore[attr-defined]
     unjudged = [replace(run, validation=None) for run in runs]  # type: ignore[type-var]
     assert min(unjudged, key=lambda run: run.rank).config.seed == 0  # type: ignore[attr-defined]
+
+
+def test_a_card_says_how_its_seed_was_chosen() -> None:
+    assert ship.chosen_by(1, True) == "the only one trained"
+    assert ship.chosen_by(3, True) == "lowest validation error"
+    assert "lowest seed" in ship.chosen_by(3, False)
 
 
 def test_only_runs_that_differ_in_their_seed_alone_are_chosen_among() -> None:
