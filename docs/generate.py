@@ -416,6 +416,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "precision-paper": precision_paper,
     "ablation-paper": lambda: ablation("paper"),
     "search-minute": lambda: search("minute"),
+    "search-hour": lambda: search("hour"),
     "minute-best": lambda: demo("search/minute-best"),
     "search-five-minutes": lambda: search("five-minutes"),
     "legs": paper_legs,
