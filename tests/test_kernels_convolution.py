@@ -447,6 +447,13 @@ def test_a_rough_convolution_takes_a_quarter_fewer_products_for_the_papers_netwo
     assert (rough, exact) == (361, 481)
 
 
+def test_an_image_without_a_batch_is_convolved_in_bfloat16_too(hardware_bf16: None) -> None:
+    image, weight = torch.rand(3, 9, 9), torch.rand(4, 3, 3, 3)
+    with torch.autocast("cpu", torch.bfloat16):
+        single, batch = conv2d(image, weight), conv2d(image[None], weight)
+    assert torch.allclose(single, batch[0], rtol=0.02)
+
+
 @pytest.mark.parametrize("autocast", [True, False])
 def test_bfloat16_in_hardware_is_within_two_percent(always_fast: None, hardware_bf16: None, autocast: bool) -> None:
     x, weight, bias = tensors(4, 32, 16, 20, 20, 9, 9)

@@ -118,13 +118,14 @@ def test_every_named_space_makes_networks_that_can_be_built(name: str) -> None:
         (["lr=0.1"], "nothing to choose"),
         (["lr=0.1..0.01"], "is no range"),
         (["lr=0..0.1:log"], "is no range"),
-        (["lr=0.1..x"], "'x' is no float"),
-        (["lr=nan,1"], "'nan' is no float"),
+        (["lr=0.1..x"], "'x' is no number"),
+        (["lr=nan,1"], "'nan' is no number"),
+        (["epochs=1.5,2"], "'1.5' is no whole number"),
         (["model.iterations=0,1"], "iterations=0 is too small"),
         (["augment.scale=0..2"], "should be below 1"),
         (["schedule=one-cycle,two-cycle"], "did you mean 'one-cycle'"),
         (["schedule=0..1"], "is no number"),
-        (["model.leaky=true,perhaps"], "'perhaps' is no bool"),
+        (["model.leaky=true,perhaps"], "'perhaps' is neither true nor false"),
         (["stem=small,big"], "there is no value of stem 'big'"),
         (["model.stem_channels=8-16,16"], "search whole stems"),
         (["validation=100,200"], "cannot be searched"),
@@ -696,6 +697,15 @@ def test_tidying_spares_what_others_may_still_need() -> None:
     assert {path.name for path in (study.FOLDER / "s").iterdir()} == {best}
     objective.tidy(made, made.trials[2])  # a second attempt at what is best by now
     assert (study.FOLDER / "s" / best / checkpoint.MODEL_FILE).exists()
+
+
+def test_what_a_killed_worker_left_of_a_finished_search_is_tidied_up() -> None:
+    what = task()
+    made = searched(what, 1)
+    state = study.FOLDER / "s" / made.trials[0].user_attrs["folder"] / checkpoint.STATE_FILE
+    state.write_bytes(b"")
+    assert searched(what, 1).trials[0].state == TrialState.COMPLETE  # nothing is left to do
+    assert not state.exists()
 
 
 def test_a_worker_killed_before_its_outcome_is_stored_leaves_a_trial_that_can_be_done_again(

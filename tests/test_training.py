@@ -204,6 +204,16 @@ def test_a_training_can_end_within_an_epoch_and_is_validated_there(toys: Splits,
     assert last < 0.2 * toy_config().lr  # the schedule ends where the training does
 
 
+def test_patience_counts_whole_epochs_however_long_they_are(toys: Splits, tmp_path: Path) -> None:
+    run = training.prepare(toy_config(patience=1), tmp_path)
+    run.batches = range(60_000)  # type: ignore[assignment]
+    run.best_epoch, run.step = 1, 2 * 60_000 - 1
+    assert run.epoch == 2  # rounded
+    assert not training.stopped_early(run)  # one step before the second look
+    run.step += 1
+    assert training.stopped_early(run)
+
+
 def test_early_stopping_looks_at_validation_and_never_at_test(toys: Splits, tmp_path: Path) -> None:
     config = toy_config(patience=2, epochs=8)
     training.train(training.start(config, tmp_path / "a"))

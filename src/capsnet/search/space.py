@@ -217,8 +217,9 @@ def _value(name: str, word: str, hint: Any) -> Any:
         pass
     if typing.get_origin(hint) is typing.Literal:
         raise unknown(f"value of {name}", word, typing.get_args(hint))
-    kind = "list of numbers" if typing.get_origin(hint) is tuple else getattr(hint, "__name__", hint)
-    raise UserError(f"--space {name}: '{word}' is no {kind}.")
+    kinds = {int: "no whole number", float: "no number", bool: "neither true nor false"}
+    kind = "no list of numbers" if typing.get_origin(hint) is tuple else kinds[hint]
+    raise UserError(f"--space {name}: '{word}' is {kind}.")
 
 
 def _parsed(word: str, hint: Any) -> Any:
