@@ -742,11 +742,32 @@ def test_the_front_has_no_trial_that_another_beats_in_both() -> None:
     assert report.best_first(rows)[0]["number"] == 3
 
 
+def reached_instead(trial: optuna.trial.FrozenTrial, error: float) -> optuna.trial.FrozenTrial:
+    return optuna.trial.create_trial(
+        value=error, params=trial.params, distributions=trial.distributions, user_attrs=trial.user_attrs
+    )
+
+
+def test_trials_that_are_all_as_good_have_no_importance(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, "FEWEST", 5)
+    trial = searched(task(), 1).trials[0]
+    made = optuna.create_study()
+    for error in (50.0, 60.0, 60.0, 60.0):  # the best three are those of 60 too
+        made.add_trial(reached_instead(trial, error))
+    assert report.importance(made) == {}  # too few
+    made.add_trial(reached_instead(trial, 60.0))
+    assert report.importance(made) == {}  # with no warning
+    made.add_trial(reached_instead(trial, 70.0))
+    assert set(report.importance(made)) == {"lr", "model.iterations"}
+
+
 def test_a_report_has_importance_front_command_pictures_and_page(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(report, "FEWEST", 5)
     made = searched(task(), 5)
+    for trial, error in zip(made.trials, (71.3, 51.3, 61.3, 41.3, 81.3), strict=True):  # no two alike, on any machine
+        made.add_trial(reached_instead(trial, error))
     assert main(["search", "--report", "--study", "s"]) == 0
     out = capsys.readouterr().out
     told = json.loads(Path("results/search/s.json").read_text())

@@ -11,6 +11,7 @@ on which the best was chosen: it looks a little better than it is.
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections import Counter
 from collections.abc import Sequence
@@ -86,11 +87,14 @@ def reached(rows: Sequence[Row]) -> list[tuple[float, float]]:
 
 
 def importance(study: optuna.Study) -> dict[str, float]:
-    """Each searched field's share, the largest first; empty where there are too few trials."""
-    trials = len(study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)))
-    if trials < FEWEST:
+    """Each searched field's share, the largest first; empty where there are too few trials, or no best among them."""
+    complete = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+    if len(complete) < FEWEST:
         return {}
-    best = min(max(0.1, LEADERS / trials), 0.5)
+    best = min(max(0.1, LEADERS / len(complete)), 0.5)
+    errors = sorted(trial.value for trial in complete if trial.value is not None)
+    if errors[math.ceil(best * len(errors)) - 1] == errors[-1]:  # the worst is as good as the last of the best
+        return {}
     evaluator = optuna.importance.PedAnovaImportanceEvaluator(target_quantile=best)  # needs no scikit-learn
     shares = optuna.importance.get_param_importances(study, evaluator=evaluator)
     return {name: round(share, 4) for name, share in shares.items()}
