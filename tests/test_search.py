@@ -127,7 +127,7 @@ def test_every_named_space_makes_networks_that_can_be_built(name: str) -> None:
         (["schedule=0..1"], "is no number"),
         (["model.leaky=true,perhaps"], "'perhaps' is neither true nor false"),
         (["stem=small,big"], "there is no value of stem 'big'"),
-        (["model.stem_channels=8-16,16"], "search whole stems"),
+        (["model.stem_channels=8-16,16"], "name whole stems"),
         (["validation=100,200"], "cannot be searched"),
     ],
 )
@@ -859,6 +859,42 @@ def test_an_ablation_goes_on_after_an_interruption_and_pairs_its_seeds(monkeypat
     more, longer = Stops(), replace(plan, suspects=("init", "bias", "half-mean"), base=replace(TINY, save_every=1.0))
     ablation.conduct(longer, more)
     assert more.names == [f"{name}-seed{k}" for k in range(2) for name in ("half-mean", "half-mean+init+bias")]
+
+
+def test_an_ablation_takes_choices_of_ones_own() -> None:
+    names = ablation.chosen(["lr = 0.002", "bias", "stem=small+epochs=1.5+average=0.9", "init", "lr=0.002"])
+    assert names == ("lr=0.002", "bias", "stem=small+epochs=1.5+average=0.9", "init")
+    made = Plan("x", TINY, names).configs()
+    assert list(made) == ["base", *names, "init+bias"]  # the authors' together, and only those
+    assert made["lr=0.002"] == replace(TINY, lr=0.002)
+    assert made[names[2]] == replace(with_values(TINY, {"stem": "small"}), epochs=1.5, average=0.9)
+    results = ablation.conduct(Plan("x", TINY, names[:1], seeds=1))
+    assert [(o["name"], o["flags"]) for o in ablation.outcomes(results.rows)] == [
+        ("base", []),
+        ("lr=0.002", ["--lr", "0.002"]),
+    ]
+    assert Plan("x", TINY, (f"lr={TINY.lr}",)).idle() == [f"lr={TINY.lr}"]
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("lrr=0.1", "did you mean 'lr'"),
+        ("lr=quick", "'quick' is no number"),
+        ("lr=0.1,0.2", "'0.1,0.2' is no number"),
+        ("lr=-1", "lr=-1.0 is too small"),
+        ("lr=0.1+", "there is no field to search ''"),
+        ("stem=smal", "did you mean 'small'"),
+        ("model.stem_channels=8-16", "name whole stems"),
+        ("seed=1", "is the same for all trials"),
+        ("biass", "did you mean 'bias'"),
+        ("nonsense", "FIELD=VALUE"),
+    ],
+)
+def test_a_choice_that_makes_no_sense_is_refused_in_a_line(word: str, said: str) -> None:
+    with pytest.raises(UserError, match=said) as caught:
+        Plan("x", TINY, ablation.chosen([word])).configs()
+    assert "\n" not in str(caught.value)
 
 
 def test_two_ablations_of_one_name_do_not_mix() -> None:

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from capsnet.search.study import Budget, Task
 
 Words = Annotated[tuple[str, ...], arg(metavar="FIELD=VALUES…", help_behavior_hint="")]
-Suspects = Annotated[tuple[str, ...], arg(metavar="NAME…", help_behavior_hint="")]
+Suspects = Annotated[tuple[str, ...], arg(metavar="CHOICE…", help_behavior_hint="")]
 INTERRUPTED = 130  # how a worker ends that was told to, by someone else than us
 MOST_REPLACED = 20  # workers in place of killed ones: they may all be killed for the same reason
 PARENT = "CAPSNET_SEARCH_PARENT"  # tells a worker which process to end with
@@ -63,6 +63,7 @@ class Search:
       capsnet search --space model.iterations=1,2,3 stem=small,quick --train-limit 10000
       capsnet search --report --study mine                  what is known so far
       capsnet search --ablate suspects --preset paper --epochs 2 --train-limit 10000 --study short
+      capsnet search --ablate lr=0.003 batch_size=64+epochs=3 --study mine   your own choices, over three seeds
     """
 
     space: Words = ()
@@ -92,9 +93,10 @@ class Search:
     work: Switch = False
     """Only work, without table and report: what --workers starts."""
     ablate: Suspects = ()
-    """Instead of a search: train the base, each of these choices, and the authors' ones together. suspects for all:
-    reconstruction, half-mean, primary-factor, init, bias, constant, exponential, one-cycle, detach, one-iteration,
-    leaky, batch-norm, shift, bf16, no-decoder."""
+    """Instead of a search: train the base, each of these choices, and the authors' ones together. Your own as
+    FIELD=VALUE, several at once as FIELD=VALUE+FIELD=VALUE; or by name: reconstruction, half-mean, primary-factor,
+    init, bias, constant, exponential, one-cycle, detach, one-iteration, leaky, batch-norm, shift, bf16, no-decoder, and
+    suspects for all of these."""
     seeds: MaybeInt = None
     """With --ablate: how often each is trained (default: 3)."""
     json: Switch = False

@@ -1,7 +1,8 @@
 """Ablation: one choice at a time against a base, over several seeds, on validation images.
 
 The suspects are what the authors' code does and the paper does not say, any of which may be why others report more
-errors than the paper's 0.25 %, and a few choices of others. `together` is the base with those of the authors at once
+errors than the paper's 0.25 %, and a few choices of others; one's own are written as `lr=0.002` or, several at once,
+`stem=deep+epochs=5`. `together` is the base with those of the authors at once
 (and `init+bias` with those two, where no others of theirs were asked for). A difference is taken seed by seed,
 for the same seed means the same images held back and the same order of batches; its 95 % interval is Student's over the
 seeds. Killed at any moment, the same command goes on; one that names more suspects or seeds trains only what is new.
@@ -25,7 +26,7 @@ from capsnet.evaluation import mean_and_std
 from capsnet.experiments import results as kept
 from capsnet.experiments.conduct import Show, is_done, move_away, same_training, save_picture
 from capsnet.experiments.plan import Row, Table
-from capsnet.search.space import check_judge, check_name, train_flags, with_values
+from capsnet.search.space import check_judge, check_name, read_values, train_flags, with_values
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -43,6 +44,11 @@ class Suspect(NamedTuple):
 
     def change(self, config: Config) -> Config:
         return with_values(config, self.values(config) if callable(self.values) else self.values)
+
+
+def suspect(name: str, base: Config) -> Suspect:
+    """A suspect by its name, or a choice of one's own: `lr=0.002`, `stem=deep+epochs=5`."""
+    return Suspect("as it says", read_values(name, base)) if "=" in name else SUSPECTS[name]
 
 
 SUSPECTS = {
@@ -95,7 +101,7 @@ class Plan:
 
     def configs(self) -> dict[str, Config]:
         """The base, each suspect that changes it, and all of the authors' together."""
-        alone = {name: SUSPECTS[name].change(self.base) for name in self.suspects}
+        alone = {name: suspect(name, self.base).change(self.base) for name in self.suspects}
         authors = [name for name, suspect in SUSPECTS.items() if suspect.authors]
         theirs = [name for name in authors if name in self.suspects]
         together = self.base
@@ -116,11 +122,11 @@ class Plan:
 
 
 def chosen(names: Iterable[str]) -> tuple[str, ...]:
-    """Suspects by name; `suspects` means all of them."""
+    """Suspects by name, and choices of one's own; `suspects` means all of the former."""
     found: dict[str, None] = {}
-    for name in names:
-        if name != "suspects" and name not in SUSPECTS:
-            raise unknown("suspect", name, [*SUSPECTS, "suspects"])
+    for name in (name.replace(" ", "") for name in names):
+        if name != "suspects" and name not in SUSPECTS and "=" not in name:
+            raise unknown("suspect", name, [*SUSPECTS, "suspects", "FIELD=VALUE"])
         found |= dict.fromkeys(SUSPECTS if name == "suspects" else [name])
     return tuple(found)
 
@@ -227,6 +233,8 @@ def outcomes(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def what(name: str) -> str:
     words = {BASE: "as it is", TOGETHER: "those of these that the authors' code has, at once"}
+    if "=" in name:
+        return "as it says"
     return words.get(name) or ("these at once" if "+" in name else SUSPECTS[name].what)
 
 

@@ -131,13 +131,28 @@ def read(words: Iterable[str], base: Config) -> Space:
         name = name.strip().replace("-", "_")
         space[name] = _range(name, text.strip(), _type_of(name, base))
         for value in space[name].ends():
-            _check(base, name, value)
+            _check_stem(with_values(base, {name: value}), f"{name}={written(value)}")
     if not space:
         raise UserError(
             f"the space is empty: --space takes fields with their values, such as lr=0.001..0.01:log, or names: "
             f"{', '.join(SPACES)}."
         )
     return space
+
+
+def read_values(text: str, base: Config) -> dict[str, Any]:
+    """The values that words such as `lr=0.002+stem=deep` give to fields; epochs may be a fraction here.
+
+    >>> read_values("lr=0.002+model.decoder=none", Config())
+    {'lr': 0.002, 'model.decoder': ()}
+    """
+    values: dict[str, Any] = {}
+    for word in text.split("+"):
+        name, _, value = (part.strip() for part in word.partition("="))
+        name = name.replace("-", "_")
+        values[name] = _value(name, value, float if name == "epochs" else _type_of(name, base))
+    _check_stem(with_values(base, values), text)
+    return values
 
 
 def _single(words: Iterable[str]) -> Iterator[str]:
@@ -219,7 +234,7 @@ def _value(name: str, word: str, hint: Any) -> Any:
         raise unknown(f"value of {name}", word, typing.get_args(hint))
     kinds = {int: "no whole number", float: "no number", bool: "neither true nor false"}
     kind = "no list of numbers" if typing.get_origin(hint) is tuple else kinds[hint]
-    raise UserError(f"--space {name}: '{word}' is {kind}.")
+    raise UserError(f"{name}={word}: '{word}' is {kind}.")
 
 
 def _parsed(word: str, hint: Any) -> Any:
@@ -248,16 +263,15 @@ def written(value: Any) -> str:
     return f"{value:.12f}".rstrip("0").rstrip(".") if isinstance(value, float) and 1e-9 < abs(value) < 1 else str(value)
 
 
-def _check(base: Config, name: str, value: Any) -> None:
-    """Refuse what the config itself would refuse, and a stem whose three lists would not fit each other."""
-    changed = with_values(base, {name: value})
-    if name in ("model.stem_channels", "model.stem_kernels", "model.stem_strides"):
-        model = typing.cast(CapsNetConfig, changed.model)
-        if not len(model.stem_channels) == len(model.stem_kernels) == len(model.stem_strides):
-            raise UserError(
-                f"--space {name}: {written(value)} does not fit the stem's other lists; search whole stems instead: "
-                f"stem={','.join(STEMS)}."
-            )
+def _check_stem(config: Config, text: str) -> None:
+    """Refuse a stem whose three lists do not fit each other; a config itself refuses all else that is wrong."""
+    model = config.model
+    if isinstance(model, CapsNetConfig) and not (
+        len(model.stem_channels) == len(model.stem_kernels) == len(model.stem_strides)
+    ):
+        raise UserError(
+            f"{text} does not fit the stem's other lists; name whole stems instead: stem={','.join(STEMS)}."
+        )
 
 
 def check_name(name: str) -> None:
