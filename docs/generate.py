@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from capsnet.config import PRESETS, Config, from_dict, get_preset
+from capsnet.evaluation import wilson_interval
 from capsnet.experiments.conduct import same_training
 from capsnet.search.ablation import BASE, outcomes
 from capsnet.search.report import best_first, cells_of, command
@@ -288,6 +289,26 @@ def seeds_table(seeds: list[dict[str, Any]]) -> str:
     return table(["seed", "validation error", "test error", "training time", ""], rows)
 
 
+def candidates() -> str:
+    """Short trainings of settings for the best preset, each by its certificate and what it has other than the first."""
+    births = read("search/best-candidates")
+    first = from_dict(births[0]["config"])
+    rows = []
+    for birth in births:
+        flags = train_flags(from_dict(birth["config"]), first)
+        wrong = round(birth["validation_error_percent"] * first.validation / 100)
+        low, high = (100 * bound for bound in wilson_interval(wrong, first.validation))
+        rows.append(
+            (
+                f"`{' '.join(flags)}`" if flags else "the first",
+                f"{birth['validation_error_percent']:.2f} ({wrong} of {first.validation:,})",
+                f"{low:.2f} to {high:.2f}",
+                f"{birth['seconds']:,.0f} s",
+            )
+        )
+    return table(["settings", "validation error, %", "95 % interval", "training, one core"], rows)
+
+
 def lab() -> str:
     """How fast the Lab's page answers, measured in the browser."""
     result = read("lab")
@@ -419,6 +440,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "search-hour": lambda: search("hour"),
     "minute-best": lambda: demo("search/minute-best"),
     "search-five-minutes": lambda: search("five-minutes"),
+    "best-candidates": candidates,
     "legs": paper_legs,
     "best": lambda: seeds_table(read("models/best-mnist")["seeds"]),
     "tried": tried,
