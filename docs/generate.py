@@ -295,13 +295,14 @@ def candidates() -> str:
     first = from_dict(births[0]["config"])
     rows = []
     for birth in births:
-        flags = train_flags(from_dict(birth["config"]), first)
-        wrong = round(birth["validation_error_percent"] * first.validation / 100)
-        low, high = (100 * bound for bound in wilson_interval(wrong, first.validation))
+        config = from_dict(birth["config"])
+        flags = train_flags(config, first)
+        wrong = round(birth["validation_error_percent"] * config.validation / 100)
+        low, high = (100 * bound for bound in wilson_interval(wrong, config.validation))
         rows.append(
             (
-                f"`{' '.join(flags)}`" if flags else "the first",
-                f"{birth['validation_error_percent']:.2f} ({wrong} of {first.validation:,})",
+                f"`{' '.join(flags)}`" if flags else "as in the command above",
+                f"{birth['validation_error_percent']:.2f} ({wrong} of {config.validation:,})",
                 f"{low:.2f} to {high:.2f}",
                 f"{birth['seconds']:,.0f} s",
             )

@@ -40,7 +40,7 @@ from capsnet.experiments.plan import Row
 from capsnet.runs import Taken
 from capsnet.search import ablation, report, study
 from capsnet.search.ablation import SUSPECTS, Plan
-from capsnet.search.space import SPACES, Between, Choice, read, record, suggest, train_flags, with_values
+from capsnet.search.space import SPACES, Between, Choice, read, read_values, record, suggest, train_flags, with_values
 from capsnet.search.study import Budget, Pace, Task, ended, open_study, paced, storage_url, work
 
 TINY = Config(
@@ -118,17 +118,17 @@ def test_every_named_space_makes_networks_that_can_be_built(name: str) -> None:
         (["lr=0.1"], "nothing to choose"),
         (["lr=0.1..0.01"], "is no range"),
         (["lr=0..0.1:log"], "is no range"),
-        (["lr=0.1..x"], "'x' is no number"),
-        (["lr=nan,1"], "'nan' is no number"),
-        (["epochs=1.5,2"], "'1.5' is no whole number"),
+        (["lr=0.1..x"], "lr takes a number, and not 'x'"),
+        (["lr=nan,1"], "a number, and not 'nan'"),
+        (["epochs=1.5,2"], "a whole number, and not '1.5'"),
         (["model.iterations=0,1"], "iterations=0 is too small"),
         (["augment.scale=0..2"], "should be below 1"),
         (["schedule=one-cycle,two-cycle"], "did you mean 'one-cycle'"),
         (["schedule=0..1"], "is no number"),
-        (["model.leaky=true,perhaps"], "'perhaps' is neither true nor false"),
+        (["model.leaky=true,perhaps"], "true or false, and not 'perhaps'"),
         (["stem=small,big"], "there is no value of stem 'big'"),
         (["model.stem_channels=8-16,16"], "name whole stems"),
-        (["validation=100,200"], "cannot be searched"),
+        (["validation=100,200"], "is the same for all trainings"),
     ],
 )
 def test_a_space_that_makes_no_sense_is_refused_in_a_line(words: list[str], said: str) -> None:
@@ -138,7 +138,7 @@ def test_a_space_that_makes_no_sense_is_refused_in_a_line(words: list[str], said
 
 
 def test_a_network_without_routing_has_no_routing_to_search() -> None:
-    with pytest.raises(UserError, match=r"no field to search 'model\.iterations'"):
+    with pytest.raises(UserError, match=r"no field 'model\.iterations'"):
         read(["model.iterations=1,2"], Config(model=CNNConfig()))
 
 
@@ -742,23 +742,31 @@ def test_the_front_has_no_trial_that_another_beats_in_both() -> None:
     assert report.best_first(rows)[0]["number"] == 3
 
 
-def reached_instead(trial: optuna.trial.FrozenTrial, error: float) -> optuna.trial.FrozenTrial:
+def reached_instead(
+    trial: optuna.trial.FrozenTrial, error: float, values: dict[str, Any] | None = None
+) -> optuna.trial.FrozenTrial:
     return optuna.trial.create_trial(
-        value=error, params=trial.params, distributions=trial.distributions, user_attrs=trial.user_attrs
+        value=error, params=values or trial.params, distributions=trial.distributions, user_attrs=trial.user_attrs
     )
 
 
-def test_trials_that_are_all_as_good_have_no_importance(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report, "FEWEST", 5)
-    trial = searched(task(), 1).trials[0]
-    made = optuna.create_study()
-    for error in (50.0, 60.0, 60.0, 60.0):  # the best three are those of 60 too
-        made.add_trial(reached_instead(trial, error))
-    assert report.importance(made) == {}  # too few
-    made.add_trial(reached_instead(trial, 60.0))
-    assert report.importance(made) == {}  # with no warning
-    made.add_trial(reached_instead(trial, 70.0))
-    assert set(report.importance(made)) == {"lr", "model.iterations"}
+def test_importance_needs_trials_and_a_best_among_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, "FEWEST", 6)
+    trial = searched(task("lr=0.001..0.01", "model.iterations=1,2"), 1).trials[0]
+
+    def shares(*errors: float) -> dict[str, float]:
+        """Of trials whose error goes with their learning rate, and not with their iterations."""
+        made = optuna.create_study()
+        for k, error in enumerate(errors):
+            values = {"lr": error / 10_000, "model.iterations": str(1 + k % 2)}
+            made.add_trial(reached_instead(trial, error, values))
+        return report.importance(made)
+
+    assert shares(10, 20, 30, 40, 50) == {}  # too few
+    assert list(shares(10, 20, 30, 40, 50, 60)) == ["lr", "model.iterations"]
+    assert shares(20, 20, 20, 20, 20, 20) == {}  # with no warning
+    assert shares(10, 20, 20, 20, 20, 60) == {}  # five are as good as the third
+    assert next(iter(shares(10, 20, 20, 40, 50, 60))) == "lr"
 
 
 def test_a_report_has_importance_front_command_pictures_and_page(
@@ -828,7 +836,7 @@ class Interrupts(training.Watcher):
 
 
 def test_every_suspect_changes_the_papers_network_or_is_there_already() -> None:
-    plan = Plan("x", get_preset("paper"), ablation.chosen(["suspects"]))
+    plan = Plan("x", get_preset("paper"), ablation.chosen(["suspects"], get_preset("paper")))
     assert plan.idle() == ["exponential"]
     made = plan.configs()
     for name, config in made.items():
@@ -861,39 +869,84 @@ def test_an_ablation_goes_on_after_an_interruption_and_pairs_its_seeds(monkeypat
     assert more.names == [f"{name}-seed{k}" for k in range(2) for name in ("half-mean", "half-mean+init+bias")]
 
 
+MANY = ("loss.present", "loss.absent", "loss.down_weight", "loss.reconstruction", "loss.teacher", "warmup", "average",
+        "weight_decay", "augment.shear", "augment.scale")  # fmt: skip
+
+
 def test_an_ablation_takes_choices_of_ones_own() -> None:
-    names = ablation.chosen(["lr = 0.002", "bias", "stem=small+epochs=1.5+average=0.9", "init", "lr=0.002"])
-    assert names == ("lr=0.002", "bias", "stem=small+epochs=1.5+average=0.9", "init")
-    made = Plan("x", TINY, names).configs()
-    assert list(made) == ["base", *names, "init+bias"]  # the authors' together, and only those
+    words = [
+        "lr = 0.002",
+        "bias",
+        "stem=small+epochs=1.5+average=.90",
+        "init",
+        "lr=2e-3",
+        "average=.9+epochs=1.5+stem=small",
+    ]
+    names = ablation.chosen([*words, "model.routing-bias=yes"], TINY)  # two spellings of one are one
+    assert names == ("lr=0.002", "bias", "average=0.9+epochs=1.5+stem=small", "init", "model.routing_bias=true")
+    plan = Plan("x", TINY, (*names, f"lr={TINY.lr}"))
+    assert plan.idle() == ["model.routing_bias=true", f"lr={TINY.lr}"]  # as bias has it, and as the base does
+    made = plan.configs()
+    assert list(made) == ["base", *names[:4], "init+bias"]  # the authors' together, and only those
     assert made["lr=0.002"] == replace(TINY, lr=0.002)
     assert made[names[2]] == replace(with_values(TINY, {"stem": "small"}), epochs=1.5, average=0.9)
-    results = ablation.conduct(Plan("x", TINY, names[:1], seeds=1))
-    assert [(o["name"], o["flags"]) for o in ablation.outcomes(results.rows)] == [
-        ("base", []),
-        ("lr=0.002", ["--lr", "0.002"]),
-    ]
-    assert Plan("x", TINY, (f"lr={TINY.lr}",)).idle() == [f"lr={TINY.lr}"]
+
+
+def test_an_ablation_of_ones_own_choices_from_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    own = "augment.rotate=15+augment.scale=0.15+augment.shear=0.2+lr=0.002"
+    call = ["search", "--ablate", "lr=.002+augment.rotate=15+augment.scale=0.15+augment.shear=.2", "--preset", "paper"]
+    assert main([*call, "--seeds", "1", *FLAGS, "--study", "x"]) == 0
+    assert Path("results/ablation/x.png").exists()  # with no warning of a label that leaves no room
+    capsys.readouterr()
+    assert main([*call, "--seeds", "1", *FLAGS, "--study", "x", "--json"]) == 0
+    said = capsys.readouterr()
+    assert "2 trainings, 0 of them to do" in said.err
+    base, other = json.loads(said.out)["outcomes"]
+    assert (base["flags"], other["name"]) == ([], own)
+    assert other["flags"] == train_flags(with_values(Config(), read_values(own, TINY)), Config())
+
+
+def test_a_choice_that_cannot_be_trained_leaves_the_others_alone() -> None:
+    plan = Plan("x", TINY, ablation.chosen(["model.primary_kernel=27", "lr=0.002"], TINY), seeds=1)
+    for _ in range(2):  # the second time nothing is left but to say so again
+        with pytest.raises(
+            UserError, match=r"but model\.primary_kernel=27 cannot be: an image of 28×28 px is too small"
+        ):
+            ablation.conduct(plan)
+        rows = json.loads(Path("results/ablation/x.json").read_text())["rows"]
+        assert [row["name"] for row in rows] == ["base-seed0", "lr=0.002-seed0"]
+    with pytest.raises(UserError, match=r"^an image of"):  # where the base cannot be, nothing can
+        ablation.conduct(Plan("y", with_values(TINY, {"model.primary_kernel": 27}), ("bias",), seeds=1))
+
+
+def test_a_stem_that_does_not_fit_is_no_other_fields_fault() -> None:
+    base = with_values(TINY, {"model.stem_channels": (8, 16, 32, 64)})
+    assert list(read(["lr=0.001,0.01", "stem=small,quick"], base)) == ["lr", "stem"]
+    assert read_values("lr=0.01", base) == {"lr": 0.01}
 
 
 @pytest.mark.parametrize(
     ("word", "said"),
     [
         ("lrr=0.1", "did you mean 'lr'"),
-        ("lr=quick", "'quick' is no number"),
-        ("lr=0.1,0.2", "'0.1,0.2' is no number"),
+        ("lr=quick", "lr takes a number, and not 'quick'"),
+        ("lr=0.1,0.2", "and not '0.1,0.2'"),
         ("lr=-1", "lr=-1.0 is too small"),
-        ("lr=0.1+", "there is no field to search ''"),
+        ("lr=0.1+", "and not '0.1\\+'"),
+        ("lr=0.1+lr=0.2", "gives lr twice"),
+        ("model.stem_kernels=7-7+stem=small", "gives the stem twice"),
+        ("bias+lr=0.1", "there is no field 'bias'"),
+        ("+".join(f"{name}=0.123456789012" for name in MANY), "200 letters at most"),
         ("stem=smal", "did you mean 'small'"),
         ("model.stem_channels=8-16", "name whole stems"),
-        ("seed=1", "is the same for all trials"),
+        ("seed=1", "is the same for all trainings"),
         ("biass", "did you mean 'bias'"),
         ("nonsense", "FIELD=VALUE"),
     ],
 )
 def test_a_choice_that_makes_no_sense_is_refused_in_a_line(word: str, said: str) -> None:
     with pytest.raises(UserError, match=said) as caught:
-        Plan("x", TINY, ablation.chosen([word])).configs()
+        Plan("x", TINY, ablation.chosen([word], TINY)).configs()
     assert "\n" not in str(caught.value)
 
 

@@ -357,9 +357,11 @@ def show(study: Study, url: str, as_json: bool) -> int:
 def ablate(flags: Search, argv: list[str]) -> int:
     """Train what is left of an ablation, then show its table."""
     name = flags.study or flags.config.preset
-    plan = ablation.Plan(name, flags.config, ablation.chosen(flags.ablate), 3 if flags.seeds is None else flags.seeds)
+    plan = ablation.Plan(
+        name, flags.config, ablation.chosen(flags.ablate, flags.config), 3 if flags.seeds is None else flags.seeds
+    )
     if plan.idle():
-        say(f"the base has these already: {', '.join(plan.idle())}")
+        say(f"the base, or another choice, has these already: {', '.join(plan.idle())}")
     try:
         results = ablation.conduct(plan, ShownAblation())
     except KeyboardInterrupt:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import shutil
 import statistics
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -26,7 +27,7 @@ from capsnet.evaluation import mean_and_std
 from capsnet.experiments import results as kept
 from capsnet.experiments.conduct import Show, is_done, move_away, same_training, save_picture
 from capsnet.experiments.plan import Row, Table
-from capsnet.search.space import check_judge, check_name, read_values, train_flags, with_values
+from capsnet.search.space import FAILURES, check_judge, check_name, read_values, train_flags, with_values, written
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -44,11 +45,6 @@ class Suspect(NamedTuple):
 
     def change(self, config: Config) -> Config:
         return with_values(config, self.values(config) if callable(self.values) else self.values)
-
-
-def suspect(name: str, base: Config) -> Suspect:
-    """A suspect by its name, or a choice of one's own: `lr=0.002`, `stem=deep+epochs=5`."""
-    return Suspect("as it says", read_values(name, base)) if "=" in name else SUSPECTS[name]
 
 
 SUSPECTS = {
@@ -77,6 +73,7 @@ SUSPECTS = {
     "bf16": Suspect("large products in bfloat16, or rougher where the processor has none", {"precision": "bf16"}),
     "no-decoder": Suspect("no decoder, no reconstruction", {"model.decoder": (), "loss.reconstruction": 0.0}),
 }  # fmt: skip
+LONGEST = 200  # characters of a choice: it names a folder
 # Student's t at 97.5 % for 1 to 9 degrees of freedom
 STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 
@@ -101,18 +98,21 @@ class Plan:
 
     def configs(self) -> dict[str, Config]:
         """The base, each suspect that changes it, and all of the authors' together."""
-        alone = {name: suspect(name, self.base).change(self.base) for name in self.suspects}
+        alone = {name: changed(name, self.base) for name in self.suspects}
         authors = [name for name, suspect in SUSPECTS.items() if suspect.authors]
         theirs = [name for name in authors if name in self.suspects]
         together = self.base
         for name in theirs:
             together = SUSPECTS[name].change(together)
-        made = {BASE: self.base} | {name: config for name, config in alone.items() if config != self.base}
+        made = {BASE: self.base}
+        for name, config in alone.items():
+            if config not in made.values():
+                made[name] = config
         called = TOGETHER if theirs == authors else "+".join(theirs)
         return made if together in made.values() else made | {called: together}
 
     def idle(self) -> list[str]:
-        """The suspects that the base has already."""
+        """The suspects that the base, or one before them, has already."""
         return [name for name in self.suspects if name not in self.configs()]
 
     def rows(self) -> list[Row]:
@@ -121,13 +121,25 @@ class Plan:
         return [Row(name, replace(c, seed=self.base.seed + k)) for k in range(self.seeds) for name, c in made.items()]
 
 
-def chosen(names: Iterable[str]) -> tuple[str, ...]:
-    """Suspects by name, and choices of one's own; `suspects` means all of the former."""
+def changed(name: str, base: Config) -> Config:
+    """The base with a suspect, or with a choice of one's own: `lr=0.002`, `stem=deep+epochs=5`."""
+    return with_values(base, read_values(name, base)) if "=" in name else SUSPECTS[name].change(base)
+
+
+def chosen(words: Iterable[str], base: Config) -> tuple[str, ...]:
+    """Suspects by name, `suspects` for all of them, and choices of one's own: each spelt in one way, and once."""
     found: dict[str, None] = {}
-    for name in (name.replace(" ", "") for name in names):
-        if name != "suspects" and name not in SUSPECTS and "=" not in name:
-            raise unknown("suspect", name, [*SUSPECTS, "suspects", "FIELD=VALUE"])
-        found |= dict.fromkeys(SUSPECTS if name == "suspects" else [name])
+    for word in words:
+        if "=" in word:
+            values = read_values(word, base)
+            name = "+".join(f"{field}={written(value).removesuffix('.0')}" for field, value in values.items())
+            if len(name) > LONGEST:
+                raise UserError(f"a choice has {LONGEST} letters at most: give what all trainings share as flags.")
+            found[name] = None
+        elif word in (*SUSPECTS, "suspects"):
+            found |= dict.fromkeys(SUSPECTS if word == "suspects" else [word])
+        else:
+            raise unknown("suspect", word, [*SUSPECTS, "suspects", "FIELD=VALUE"])
     return tuple(found)
 
 
@@ -164,11 +176,23 @@ def conduct_alone(plan: Plan, show: Show, results: Path, trainings: Path) -> kep
             f"{found.path} has {strange[0]} with other settings than these: choose another name with --study."
         )
     show.planned(rows, left, None)
+    failed: dict[str, str] = {}
     for row in left:
-        record = trained(row, trainings / plan.name / row.name, show.started(row))
+        watchers = show.started(row)
+        try:
+            record = trained(row, trainings / plan.name / row.name, watchers)
+        except FAILURES as failure:
+            if row.method == BASE or isinstance(failure.__cause__, OSError):  # then nothing else would go well
+                raise
+            failed[row.method] = failure.what if isinstance(failure, runs.GoneBad) else str(failure)
+            shutil.rmtree(trainings / plan.name / row.name, ignore_errors=True)
+            continue
         found.put(record)
         shutil.rmtree(trainings / plan.name / row.name)  # what there is to know is in the record
         show.ended(row, record)
+    if failed:
+        name, why = next(iter(failed.items()))
+        raise UserError(f"the others are trained and in {found.path}, but {name} cannot be: {why}")
     names = {row.name for row in rows}
     return replace(found, rows=[record for record in found.rows if record["name"] in names])
 
@@ -234,7 +258,7 @@ def outcomes(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def what(name: str) -> str:
     words = {BASE: "as it is", TOGETHER: "those of these that the authors' code has, at once"}
     if "=" in name:
-        return "as it says"
+        return "your own"
     return words.get(name) or ("these at once" if "+" in name else SUSPECTS[name].what)
 
 
@@ -260,14 +284,21 @@ def draw(plan: Plan, told: Sequence[Mapping[str, Any]], results: Path = RESULTS)
     """The errors as bars, what helps first, as PNG and SVG; gives the PNG's path."""
     from capsnet import figures
 
+    def label(name: str) -> str:
+        return textwrap.fill(name.replace("+", " + "), 34) if "=" in name else name
+
     def colour(o: Mapping[str, Any]) -> str:
         return figures.VERMILLION if o["name"] == BASE else figures.BLUE if o["sure"] else figures.PALETTE[5]
 
     ordered = sorted(told, key=lambda o: (o["name"] != BASE, o["difference"]))
-    bars = [figures.Bar(o["name"], o["error_percent"], colour(o), o["std"]) for o in ordered]
-    epochs = "one epoch" if plan.base.epochs == 1 else f"{plan.base.epochs} epochs"
+    bars = [figures.Bar(label(o["name"]), o["error_percent"], colour(o), o["std"]) for o in ordered]
+    epochs = ", one epoch" if plan.base.epochs == 1 else f", {plan.base.epochs} epochs"
+    epochs *= not any("epochs=" in o["name"] for o in told)
     seeds = "one seed" if plan.seeds == 1 else f"mean and deviation over {plan.seeds} seeds"
-    note = f"Validation error, {seeds}, {epochs}. Dark blue: the 95 % interval of the difference leaves out zero"
-    figure: Figure = figures.bars(f"One choice at a time: {plan.base.preset}", note, {"": bars})
+    note = f"Validation error, {seeds}{epochs}. Dark blue: the 95 % interval of the difference leaves out zero"
+    lines = max(bar.label.count("\n") for bar in bars)  # of the longest label, beyond its first
+    figure: Figure = figures.bars(
+        f"Each choice beside {plan.base.preset}", note, {"": bars}, height=90 + (26 + 12 * lines) * len(bars)
+    )
     save_picture(figure, results / plan.name)
     return results / f"{plan.name}.png"

@@ -87,13 +87,14 @@ def reached(rows: Sequence[Row]) -> list[tuple[float, float]]:
 
 
 def importance(study: optuna.Study) -> dict[str, float]:
-    """Each searched field's share, the largest first; empty where there are too few trials, or no best among them."""
+    """Each searched field's share, the largest first; empty where there are too few trials, or too many of the best."""
     complete = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
     if len(complete) < FEWEST:
         return {}
     best = min(max(0.1, LEADERS / len(complete)), 0.5)
     errors = sorted(trial.value for trial in complete if trial.value is not None)
-    if errors[math.ceil(best * len(errors)) - 1] == errors[-1]:  # the worst is as good as the last of the best
+    last = errors[math.ceil(best * len(errors)) - 1]
+    if 2 * sum(error <= last for error in errors) > len(errors):  # ties: most are as good as the last of the best
         return {}
     evaluator = optuna.importance.PedAnovaImportanceEvaluator(target_quantile=best)  # needs no scikit-learn
     shares = optuna.importance.get_param_importances(study, evaluator=evaluator)

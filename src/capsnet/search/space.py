@@ -37,6 +37,7 @@ STEMS = {  # name → channels, kernels, strides
     "deeper": ((32, 64, 64, 128, 128), (3, 3, 3, 3, 3), (1, 2, 1, 1, 1)),
     "deepest": ((32, 64, 64, 128, 128, 128), (3, 3, 3, 3, 3, 3), (1, 1, 2, 1, 1, 1)),
 }
+STEM_LISTS = {"model.stem_channels", "model.stem_kernels", "model.stem_strides"}
 SPACES = {
     "compact": (
         "stem=small,quick,wide,deep,deeper,deepest", "model.primary_types=8,16,24,32,48", "model.primary_dim=4,8,16",
@@ -64,6 +65,7 @@ FIXED = {
     "preset", "data", "init", "teacher", "validation", "validation_choice", "seed", "device", "save_every", "stop_at",
     "patience", "model.image_shape", "model.num_classes", "model.routing",
 }  # fmt: skip
+FAILURES = (UserError, RuntimeError, MemoryError, ArithmeticError)  # of one training, while the others go on
 FEW = 50  # combinations: so many are all tried, each once
 WORDS = {"true": True, "yes": True, "false": False, "no": False}
 
@@ -127,11 +129,10 @@ def read(words: Iterable[str], base: Config) -> Space:
     """
     space: dict[str, Range] = {}
     for declared in _single(words):
-        name, _, text = declared.partition("=")
-        name = name.strip().replace("-", "_")
-        space[name] = _range(name, text.strip(), _type_of(name, base))
+        name, text = _named(declared)
+        space[name] = _range(name, text, _type_of(name, base))
         for value in space[name].ends():
-            _check_stem(with_values(base, {name: value}), f"{name}={written(value)}")
+            _check(base, {name: value})
     if not space:
         raise UserError(
             f"the space is empty: --space takes fields with their values, such as lr=0.001..0.01:log, or names: "
@@ -141,18 +142,21 @@ def read(words: Iterable[str], base: Config) -> Space:
 
 
 def read_values(text: str, base: Config) -> dict[str, Any]:
-    """The values that words such as `lr=0.002+stem=deep` give to fields; epochs may be a fraction here.
+    """The values that words such as `stem=deep+lr=0.002` give to fields, by their names; epochs may be a fraction here.
 
-    >>> read_values("lr=0.002+model.decoder=none", Config())
+    >>> read_values("model.decoder=none+lr=2e-3", Config())
     {'lr': 0.002, 'model.decoder': ()}
     """
     values: dict[str, Any] = {}
-    for word in text.split("+"):
-        name, _, value = (part.strip() for part in word.partition("="))
-        name = name.replace("-", "_")
+    for word in re.split(r"\+(?=[^+=]+=)", text):
+        name, value = _named(word)
+        if name in values:
+            raise UserError(f"{text} gives {name} twice: leave one of them out.")
         values[name] = _value(name, value, float if name == "epochs" else _type_of(name, base))
-    _check_stem(with_values(base, values), text)
-    return values
+    if "stem" in values and not STEM_LISTS.isdisjoint(values):
+        raise UserError(f"{text} gives the stem twice: as a whole, and its lists.")
+    _check(base, values)
+    return dict(sorted(values.items()))
 
 
 def _single(words: Iterable[str]) -> Iterator[str]:
@@ -164,6 +168,12 @@ def _single(words: Iterable[str]) -> Iterator[str]:
             yield from SPACES[word]
         else:
             raise unknown("space", word, SPACES)
+
+
+def _named(word: str) -> tuple[str, str]:
+    """A field's name and what is said of it."""
+    name, _, text = word.partition("=")
+    return name.strip().replace("-", "_"), text.strip()
 
 
 def combinations(space: Space) -> list[dict[str, Any]]:
@@ -195,9 +205,9 @@ def _type_of(name: str, base: Config) -> Any:
     if name == "stem" and isinstance(base.model, CapsNetConfig):
         return typing.Literal[tuple(STEMS)]
     if name in FIXED:
-        raise UserError(f"{name} is the same for all trials and cannot be searched: give it as a flag of its own.")
+        raise UserError(f"{name} is the same for all trainings: give it as a flag of its own.")
     if name not in known:
-        raise unknown("field to search", name, [*known, "stem"])
+        raise unknown("field", name, [*known, "stem"])
     return known[name]
 
 
@@ -232,9 +242,9 @@ def _value(name: str, word: str, hint: Any) -> Any:
         pass
     if typing.get_origin(hint) is typing.Literal:
         raise unknown(f"value of {name}", word, typing.get_args(hint))
-    kinds = {int: "no whole number", float: "no number", bool: "neither true nor false"}
-    kind = "no list of numbers" if typing.get_origin(hint) is tuple else kinds[hint]
-    raise UserError(f"{name}={word}: '{word}' is {kind}.")
+    kinds = {int: "a whole number", float: "a number", bool: "true or false"}
+    kind = "numbers joined by dashes, or none" if typing.get_origin(hint) is tuple else kinds[hint]
+    raise UserError(f"{name} takes {kind}, and not '{word}'.")
 
 
 def _parsed(word: str, hint: Any) -> Any:
@@ -263,15 +273,16 @@ def written(value: Any) -> str:
     return f"{value:.12f}".rstrip("0").rstrip(".") if isinstance(value, float) and 1e-9 < abs(value) < 1 else str(value)
 
 
-def _check_stem(config: Config, text: str) -> None:
-    """Refuse a stem whose three lists do not fit each other; a config itself refuses all else that is wrong."""
-    model = config.model
-    if isinstance(model, CapsNetConfig) and not (
-        len(model.stem_channels) == len(model.stem_kernels) == len(model.stem_strides)
-    ):
-        raise UserError(
-            f"{text} does not fit the stem's other lists; name whole stems instead: stem={','.join(STEMS)}."
-        )
+def _check(base: Config, values: Mapping[str, Any]) -> None:
+    """Refuse what the config itself would refuse, and lists of a stem that would not fit each other."""
+    changed = with_values(base, values)
+    if not STEM_LISTS.isdisjoint(values):
+        model = typing.cast(CapsNetConfig, changed.model)
+        if not len(model.stem_channels) == len(model.stem_kernels) == len(model.stem_strides):
+            said = "+".join(f"{name}={written(value)}" for name, value in values.items())
+            raise UserError(
+                f"{said} does not fit the stem's other lists; name whole stems instead: stem={','.join(STEMS)}."
+            )
 
 
 def check_name(name: str) -> None:

@@ -43,6 +43,7 @@ from capsnet.data import in_order
 from capsnet.errors import UserError, unknown
 from capsnet.models.registry import Model
 from capsnet.search.space import (
+    FAILURES,
     Between,
     Space,
     check_judge,
@@ -68,7 +69,6 @@ HOPELESS = 5  # trials that failed, and none that did not; twice as many in a ro
 KILLS = 3  # workers that a trial may lose before it counts as failed: it may be its own fault
 KILLED = "its worker was killed."
 DRIVERS = {"psycopg": "psycopg[binary]", "psycopg2": "psycopg2-binary", "MySQLdb": "mysqlclient"}  # module → package
-FAILURES = (UserError, RuntimeError, MemoryError, ArithmeticError)  # of a trial, while the search goes on
 
 
 @dataclass(frozen=True)
