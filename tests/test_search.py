@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import json
+import math
 import os
 import shlex
 import signal
@@ -119,6 +120,7 @@ def test_every_named_space_makes_networks_that_can_be_built(name: str) -> None:
         (["lr=0.1..0.01"], "is no range"),
         (["lr=0..0.1:log"], "is no range"),
         (["lr=0.1..x"], "lr takes a number, and not 'x'"),
+        (["lr=0.001-0.01"], "A range is written lr=0.001\\.\\.0.01"),
         (["lr=nan,1"], "a number, and not 'nan'"),
         (["epochs=1.5,2"], "a whole number, and not '1.5'"),
         (["model.iterations=0,1"], "iterations=0 is too small"),
@@ -488,6 +490,7 @@ def test_a_study_that_something_else_made_is_refused() -> None:
         ("sqlite:///text.db", "not a database"),
         ("nosuch://host/x", "nosuch"),
         ("sqlite:///:memory:", "in memory"),
+        ("sqlite:/trials.db", "neither a file's name nor a URL"),
         ("postgresql+nodriver://me:secret@127.0.0.1:1/x", "cannot be used"),
         ("postgresql+pg8000://me:secret@127.0.0.1:1/x", "needs the Python module pg8000: pip install 'pg8000'."),
     ],
@@ -791,6 +794,18 @@ def test_a_report_has_importance_front_command_pictures_and_page(
     assert "http:" not in page.replace("http-equiv", "")
 
 
+def test_a_study_elsewhere_does_not_write_over_another_of_its_name(capsys: pytest.CaptureFixture[str]) -> None:
+    call = ["search", "--space", "lr=0.001,0.002", "--trials", "1", *FLAGS, "--study", "s"]
+    assert main(call) == 0
+    assert main(call) == 0
+    assert "has 1 trials already" in capsys.readouterr().err
+    before = Path("results/search/s.json").read_bytes()
+    assert main([*call, "--storage", "other.db"]) == 2
+    assert "results/search/s.json is about the study in sqlite:///runs/search/s.db" in capsys.readouterr().err
+    assert Path("results/search/s.json").read_bytes() == before
+    assert not Path("other.db").exists()
+
+
 def test_a_study_without_a_finished_trial_has_a_report_too(capsys: pytest.CaptureFixture[str]) -> None:
     opened(task())
     assert main(["search", "--report", "--study", "s"]) == 0
@@ -883,6 +898,7 @@ def test_an_ablation_takes_choices_of_ones_own() -> None:
         "average=.9+epochs=1.5+stem=small",
     ]
     names = ablation.chosen([*words, "model.routing-bias=yes"], TINY)  # two spellings of one are one
+    assert ablation.chosen(["lr=0.1", "+", "batch_size", "=", "64", "bias"], TINY) == ("batch_size=64+lr=0.1", "bias")
     assert names == ("lr=0.002", "bias", "average=0.9+epochs=1.5+stem=small", "init", "model.routing_bias=true")
     plan = Plan("x", TINY, (*names, f"lr={TINY.lr}"))
     assert plan.idle() == ["model.routing_bias=true", f"lr={TINY.lr}"]  # as bias has it, and as the base does
@@ -902,6 +918,9 @@ def test_an_ablation_of_ones_own_choices_from_the_command_line(capsys: pytest.Ca
     said = capsys.readouterr()
     assert "2 trainings, 0 of them to do" in said.err
     base, other = json.loads(said.out)["outcomes"]
+    assert (
+        other["what"] == "augment.rotate 0.0 → 15, augment.scale 0.0 → 0.15, augment.shear 0.0 → 0.2, lr 0.003 → 0.002"
+    )
     assert (base["flags"], other["name"]) == ([], own)
     assert other["flags"] == train_flags(with_values(Config(), read_values(own, TINY)), Config())
 
@@ -930,12 +949,12 @@ def test_a_stem_that_does_not_fit_is_no_other_fields_fault() -> None:
     [
         ("lrr=0.1", "did you mean 'lr'"),
         ("lr=quick", "lr takes a number, and not 'quick'"),
-        ("lr=0.1,0.2", "and not '0.1,0.2'"),
+        ("lr=0.1,0.2", "each stands by itself: lr=0.1 lr=0.2"),
         ("lr=-1", "lr=-1.0 is too small"),
         ("lr=0.1+", "and not '0.1\\+'"),
         ("lr=0.1+lr=0.2", "gives lr twice"),
         ("model.stem_kernels=7-7+stem=small", "gives the stem twice"),
-        ("bias+lr=0.1", "there is no field 'bias'"),
+        ("bias+lr=0.1", "bias is no FIELD=VALUE"),
         ("+".join(f"{name}=0.123456789012" for name in MANY), "200 letters at most"),
         ("stem=smal", "did you mean 'small'"),
         ("model.stem_channels=8-16", "name whole stems"),
@@ -967,9 +986,17 @@ def test_a_difference_of_less_than_an_image_is_none() -> None:
         config = to_dict(replace(SUSPECTS[method].change(TINY) if method in SUSPECTS else TINY, seed=seed))
         return {"method": method, "seed": seed, "seconds": 1.0, "outcome": outcome, "certificate": {"config": config}}
 
-    errors = {"base": (1.0, 1.2), "bias": (1.1, 1.3), "init": (2.0, 2.2)}
+    errors = {"base": (1.0, 1.2), "bias": (1.1, 1.3), "leaky": (2.0, 2.2), "init": (31.0, 31.2)}
     told = ablation.outcomes([record(name, k, error) for name, both in errors.items() for k, error in enumerate(both)])
-    assert {o["name"]: o["sure"] for o in told} == {"base": False, "bias": False, "init": True}
+    # ten images in either of two seeds are no proof, however equal
+    assert {o["name"]: o["sure"] for o in told} == {"base": False, "bias": False, "leaky": False, "init": True}
+    halves = {o["name"]: o["half_interval_95"] for o in told}
+    assert halves["leaky"] == pytest.approx(12.706 * 0.1 * math.sqrt(10 / 2), abs=1e-3)
+
+
+def test_ablate_without_a_choice_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["search", "--seeds", "2", "--ablate"]) == 2
+    assert "--ablate takes choices" in capsys.readouterr().err
 
 
 def test_the_help_names_every_suspect(capsys: pytest.CaptureFixture[str]) -> None:

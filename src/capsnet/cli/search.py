@@ -93,10 +93,10 @@ class Search:
     work: Switch = False
     """Only work, without table and report: what --workers starts."""
     ablate: Suspects = ()
-    """Instead of a search: train the base, each of these choices, and the authors' ones together. Your own as
-    FIELD=VALUE, several at once as FIELD=VALUE+FIELD=VALUE; or by name: reconstruction, half-mean, primary-factor,
-    init, bias, constant, exponential, one-cycle, detach, one-iteration, leaky, batch-norm, shift, bf16, no-decoder, and
-    suspects for all of these."""
+    """Instead of a search: train the base and each of these choices, and where several are of the authors' code, those
+    together. Your own as FIELD=VALUE, several at once as FIELD=VALUE+FIELD=VALUE; or by name: reconstruction,
+    half-mean, primary-factor, init, bias, constant, exponential, one-cycle, detach, one-iteration, leaky, batch-norm,
+    shift, bf16, no-decoder, and suspects for all of these."""
     seeds: MaybeInt = None
     """With --ablate: how often each is trained (default: 3)."""
     json: Switch = False
@@ -109,6 +109,8 @@ def search(argv: list[str]) -> int:
     base = defaults(name, rest)
     base = replace(base, validation=base.validation or DEFAULT_VALIDATION, stop_at=0.0)
     flags = parse(Search, "search", rest, default=Search(config=base))
+    if "--ablate" in rest and not flags.ablate:
+        raise UserError("--ablate takes choices, such as lr=0.003 or bias, or suspects for all that have a name.")
     if flags.ablate:
         refuse_what_only_a_search_has(flags)
         return ablate(flags, argv)
@@ -140,12 +142,14 @@ def need_optuna() -> None:
 
 def look(flags: Search, argv: list[str]) -> int:
     """Open the study, work on it or have workers do so, and report."""
-    from capsnet.search.study import Budget, Task, open_study, storage_url, work
+    from capsnet.search import report
+    from capsnet.search.study import Budget, Task, open_study, shown, storage_url, work
 
     task = Task(read(flags.space, flags.config), flags.config, flags.minutes)
     trials, until = limits(flags)
     budget = Budget(min(trials, len(combinations(task.space)) or trials), until)
     url = storage_url(flags.storage or "", flags.study or "search")
+    report.check_place(flags.study or "search", shown(url))
     study = open_study(flags.study or "search", url, task, flags.pruner, flags.grace)
     with interruptible():
         if flags.work:
@@ -170,11 +174,15 @@ def limits(flags: Search) -> tuple[int, float]:
 
 def watch(study: Study, url: str, task: Task, budget: Budget, flags: Search, argv: list[str]) -> None:
     """Start the workers and show how far they are until the last has ended."""
-    from capsnet.search.study import in_storage, shown
+    from capsnet.search.study import ended, in_storage, shown
 
     secret = flags.storage or ""
     told = [word.replace(secret, shown(url)) if "://" in secret else word for word in argv]  # without a password
     again = f"go on with: capsnet search {shlex.join(told)}"
+    with in_storage(url):
+        there = len(ended(study.get_trials(deepcopy=False)))
+    if there >= budget.trials:
+        say(f"the study has {there} trials already, as many as are asked for")
     crew = Crew(argv, flags.workers, budget.until)
     try:
         follow(study, url, task, budget, crew)

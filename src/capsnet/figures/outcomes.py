@@ -29,6 +29,7 @@ class Line(NamedTuple):
     dashed: bool = False
     dots: bool = False  # points of their own, not joined
     thin: bool = False  # one of many
+    bare: bool = False  # no dots on it
 
 
 class Panel(NamedTuple):
@@ -63,7 +64,7 @@ def lines(title: str, note: str, panels: Sequence[Panel], height: float = 230, s
 
 def _curve(axes: Axes, line: Line, label: str) -> None:
     y = [math.nan if value is None else value for value in line.y]
-    marker = "o" if line.dots or (len(y) <= 24 and not line.thin) else None
+    marker = "o" if line.dots or (len(y) <= 24 and not line.thin and not line.bare) else None
     axes.plot(line.x, y, color=line.colour, label=label or None, marker=marker, markersize=3.5,
               linestyle="none" if line.dots else (0, (4, 2)) if line.dashed else "-",
               linewidth=0.7 if line.thin else None, alpha=0.6 if line.thin else None)  # fmt: skip
@@ -92,7 +93,8 @@ def _logarithmic(axes: Axes, letter: str, numbers: Sequence[float]) -> None:
         return
     axes.set(**{f"{letter}scale": "log"})
     axis = axes.xaxis if letter == "x" else axes.yaxis
-    axis.set_major_locator(LogLocator(subs=(1, 2, 5) if max(known) < 100 * min(known) else (1,)))
+    span = max(known) / min(known)
+    axis.set_major_locator(LogLocator(subs=(1, 2, 3, 5, 7) if span < 20 else (1, 2, 5) if span < 100 else (1,)))
     axis.set_major_formatter(decimal)
     axis.set_minor_locator(NullLocator())
 

@@ -11,6 +11,7 @@ seeds. Killed at any moment, the same command goes on; one that names more suspe
 from __future__ import annotations
 
 import math
+import re
 import shutil
 import statistics
 import textwrap
@@ -129,7 +130,7 @@ def changed(name: str, base: Config) -> Config:
 def chosen(words: Iterable[str], base: Config) -> tuple[str, ...]:
     """Suspects by name, `suspects` for all of them, and choices of one's own: each spelt in one way, and once."""
     found: dict[str, None] = {}
-    for word in words:
+    for word in re.sub(r"\s*([+=])\s*", r"\1", " ".join(words)).split():  # lr = 0.002 + epochs=5 is one
         if "=" in word:
             values = read_values(word, base)
             name = "+".join(f"{field}={written(value).removesuffix('.0')}" for field, value in values.items())
@@ -223,11 +224,25 @@ def interval(values: Sequence[float]) -> float:
     0.248
     """
     free = len(values) - 1
-    if free < 1:
-        return math.inf
+    return student(free) * statistics.stdev(values) / math.sqrt(len(values)) if free else math.inf
+
+
+def counted(apart: Sequence[float], image: float) -> float:
+    """The least that half an interval can be, however equal the seeds are: in a difference of d images at least d have
+    changed sides, which by chance alone varies by √d.
+
+    >>> round(counted([2.0, 2.0], 0.5), 1)  # four images of 200, twice
+    9.0
+    """
+    free, seeds = len(apart) - 1, len(apart)
+    images = abs(statistics.fmean(apart)) / image
+    return student(free) * image * math.sqrt(images / seeds) if free else math.inf
+
+
+def student(free: int) -> float:
+    """Student's t at 97.5 %."""
     z = 1.959964
-    t = STUDENT[free - 1] if free <= len(STUDENT) else z + (z**3 + z) / (4 * free) + 2.8 / free**2
-    return t * statistics.stdev(values) / math.sqrt(len(values))
+    return STUDENT[free - 1] if free <= len(STUDENT) else z + (z**3 + z) / (4 * free) + 2.8 / free**2
 
 
 def outcomes(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -242,11 +257,11 @@ def outcomes(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         if not seeds:
             continue
         apart = [errors[name, seed] - errors[BASE, seed] for seed in seeds]
-        half = interval(apart) if name != BASE else 0.0
+        half = max(interval(apart), counted(apart, least)) if name != BASE else 0.0
         mean, std = mean_and_std([errors[name, seed] for seed in seeds])
         flags = train_flags(replace(config, seed=configs[BASE].seed), configs[BASE])
         told.append({
-            "name": name, "what": what(name), "flags": flags, "seeds": seeds,
+            "name": name, "what": what(name, configs[BASE]), "flags": flags, "seeds": seeds,
             "error_percent": round(mean, 4), "std": round(std, 4), "difference": round(statistics.fmean(apart), 4),
             "half_interval_95": round(half, 4) if math.isfinite(half) else None,
             "sure": name != BASE and abs(statistics.fmean(apart)) > max(half, least) + 1e-9,
@@ -255,11 +270,20 @@ def outcomes(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return told
 
 
-def what(name: str) -> str:
-    words = {BASE: "as it is", TOGETHER: "those of these that the authors' code has, at once"}
+def what(name: str, base: Config) -> str:
+    """What a choice is, in words; of one's own, what it changes."""
     if "=" in name:
-        return "your own"
+        return ", ".join(
+            f"{field} {was(field, base)}→ {value}" for field, value in (p.split("=") for p in name.split("+"))
+        )
+    words = {BASE: "as it is", TOGETHER: "those of these that the authors' code has, at once"}
     return words.get(name) or ("these at once" if "+" in name else SUSPECTS[name].what)
+
+
+def was(field: str, base: Config) -> str:
+    """The base's value of a field; a whole stem has none."""
+    section, _, name = field.rpartition(".")
+    return "" if field == "stem" else f"{written(getattr(getattr(base, section) if section else base, name))} "
 
 
 def table(told: Sequence[Mapping[str, Any]]) -> Table:

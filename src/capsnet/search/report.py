@@ -26,6 +26,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from capsnet import checkpoint
 from capsnet.config import Config, from_dict, get_preset
+from capsnet.errors import UserError
 from capsnet.evaluation import wilson_interval
 from capsnet.experiments.plan import Table
 from capsnet.pretrained import starting_from
@@ -77,7 +78,8 @@ def front(rows: Sequence[Row]) -> list[Row]:
 
 
 def reached(rows: Sequence[Row]) -> list[tuple[float, float]]:
-    """The same within the trials too: seconds of training, and the lowest error that any of them had by then."""
+    """The same within the trials too: seconds of training, and the lowest error that any of them had by then. It may be
+    lower than any trial's at its end: of many looks at a training, the lowest is the luckiest."""
     looks = sorted((seconds, error) for row in rows for _, seconds, error in row["curve"] or ())
     kept: list[tuple[float, float]] = []
     for seconds, error in looks:
@@ -187,30 +189,41 @@ def pictures(found: dict[str, Any]) -> dict[str, Figure]:
     complete, ahead = best_first(found["trials"]), reached(found["trials"])
     if not complete:
         return drawn
-    by_number = sorted(complete, key=lambda row: row["number"])
-    so_far = [min(row["error_percent"] for row in by_number[: k + 1]) for k in range(len(by_number))]
+    in_turn = sorted(complete, key=lambda row: row["number"])
+    numbers, errors = [row["number"] for row in in_turn], [row["error_percent"] for row in in_turn]
+    so_far = [min(errors[: k + 1]) for k in range(len(errors))]
+    wide = min(errors) > 0 and max(errors) > 3 * min(errors)  # else a digit more or less would fill the picture
     error, time = "validation error, %", [row["seconds"] for row in complete]
     light, strong = figures.PALETTE[5], figures.BLUE
     ways = [
         figures.Line("on its way", [s for _, s, _ in row["curve"]], [e for *_, e in row["curve"]], light, thin=True)
         for row in found["trials"]
-        if row["curve"]
+        if len(row["curve"] or ()) > 1
     ]
     points = figures.Line("a trial's end", time, [row["error_percent"] for row in complete], light, dots=True)
-    line = figures.Line("Pareto front", [s for s, _ in ahead], [e for _, e in ahead], strong)
-    best = figures.Line("best so far", [row["number"] for row in by_number], so_far, figures.VERMILLION)
-    panels = [
-        figures.Panel(
-            "Error against time", "seconds of training", error, [*ways, points, line], log_x=True, log_y=True
-        ),
-        figures.Panel("How the search went", "trial", error, [best], log_y=True),
-    ]
+    line = figures.Line("the lowest by then", [s for s, _ in ahead], [e for _, e in ahead], strong)
+    trials = figures.Line("a trial's end", numbers, errors, light, dots=True)
+    best = figures.Line("best so far", *stairs(numbers, so_far), figures.VERMILLION, bare=True)
+    against_time = figures.Panel(
+        "Error against time", "seconds of training", error, [*ways, points, line], log_x=True, log_y=True
+    )
+    ticks = numbers[:: 1 + len(numbers) // 8]
+    in_turns = figures.Panel("How the search went", "trial", error, [best, trials], False, wide, not wide, ticks)
     drawn["front"] = figures.lines(
         f"{found['study']}: {len(complete)} of {len(found['trials'])} trials trained to their end",
         "On validation images",
-        panels,
+        [against_time, in_turns],
     )
     return drawn
+
+
+def stairs(x: Sequence[float], y: Sequence[float]) -> tuple[list[float], list[float]]:
+    """A curve that stays as it is until the next point.
+
+    >>> stairs([0, 1, 4], [9, 7, 7])
+    ([0, 1, 1, 4, 4], [9, 9, 7, 7, 7])
+    """
+    return [*x[:1], *(v for v in x[1:] for _ in "to")], [*(v for v in y[:-1] for _ in "to"), *y[-1:]]
 
 
 def html(found: dict[str, Any], drawn: dict[str, Figure]) -> str:
@@ -244,9 +257,18 @@ def flat(found: dict[str, Any]) -> list[tuple[str, Any]]:
     return [(k, v) for k, v in base.items() if not isinstance(v, dict)] + nested
 
 
+def check_place(name: str, storage: str, folder: Path = FOLDER) -> None:
+    """Refuse to write over what is known of a study of the same name in another storage."""
+    file = folder / f"{name}.json"
+    other = checkpoint.read_json(file).get("storage") if file.exists() else None
+    if other and other != storage:
+        raise UserError(f"{file} is about the study in {other}: choose another name with --study.")
+
+
 def write(found: dict[str, Any], folder: Path = FOLDER) -> list[Path]:
     """Write the JSON and, where the pictures' library is installed, pictures and page; gives their paths."""
     name = found["study"]
+    check_place(name, found["storage"], folder)
     paths = [folder / f"{name}.json"]
     checkpoint.write_json(paths[0], found)
     if find_spec("matplotlib") is None:

@@ -149,6 +149,8 @@ def read_values(text: str, base: Config) -> dict[str, Any]:
     """
     values: dict[str, Any] = {}
     for word in re.split(r"\+(?=[^+=]+=)", text):
+        if "=" not in word:
+            raise UserError(f"{word} is no FIELD=VALUE: what has a name of its own stands by itself, not in {text}.")
         name, value = _named(word)
         if name in values:
             raise UserError(f"{text} gives {name} twice: leave one of them out.")
@@ -167,7 +169,7 @@ def _single(words: Iterable[str]) -> Iterator[str]:
         elif word in SPACES:
             yield from SPACES[word]
         else:
-            raise unknown("space", word, SPACES)
+            raise unknown("space", word, [*SPACES, "FIELD=VALUES"])
 
 
 def _named(word: str) -> tuple[str, str]:
@@ -244,7 +246,21 @@ def _value(name: str, word: str, hint: Any) -> Any:
         raise unknown(f"value of {name}", word, typing.get_args(hint))
     kinds = {int: "a whole number", float: "a number", bool: "true or false"}
     kind = "numbers joined by dashes, or none" if typing.get_origin(hint) is tuple else kinds[hint]
-    raise UserError(f"{name} takes {kind}, and not '{word}'.")
+    raise UserError(f"{name} takes {kind}, and not '{word}'.{_how(name, word, hint)}")
+
+
+def _how(name: str, word: str, hint: Any) -> str:
+    """What someone may have meant who wrote several numbers where there can be one.
+
+    >>> _how("lr", "0.001-0.01", float), _how("lr", "0.1,0.2", float), _how("lr", "x", float)
+    (' A range is written lr=0.001..0.01.', ' Of several choices each stands by itself: lr=0.1 lr=0.2.', '')
+    """
+    numbers = re.split("[-,]", word)
+    if hint not in (int, float) or len(numbers) < 2 or not all(re.fullmatch(r"[\d.]+", number) for number in numbers):
+        return ""
+    if "," in word:
+        return f" Of several choices each stands by itself: {' '.join(f'{name}={number}' for number in numbers)}."
+    return f" A range is written {name}={'..'.join(numbers)}."
 
 
 def _parsed(word: str, hint: Any) -> Any:

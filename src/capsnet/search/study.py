@@ -18,6 +18,7 @@ import json
 import math
 import os
 import random
+import re
 import secrets
 import shutil
 import time
@@ -134,6 +135,8 @@ def storage_url(storage: str, name: str) -> str:
         raise UserError("workers cannot share a storage in memory: give --storage a file's name.")
     if "://" in storage:
         return storage
+    if re.match(r"\w\w+:", storage):  # one letter is a drive
+        raise UserError(f"--storage {storage} is neither a file's name nor a URL such as sqlite:///trials.db.")
     return f"sqlite:///{storage or FOLDER / f'{name}.db'}"
 
 
