@@ -65,7 +65,7 @@ ABOUT = {
         (
             ONE_OF_TEN,
             LIKE_MNIST,
-            "It has seen no digit turned by more than 12° or scaled by more than 12 %.",
+            "It has seen no digit turned by more than 15° or scaled by more than 15 %.",
         ),
     ),
     "paper-mnist": About(
@@ -73,9 +73,9 @@ ABOUT = {
         (
             ONE_OF_TEN,
             LIKE_MNIST,
-            "Its training is not the paper's: it learnt from the lengths of best-mnist besides the labels, by "
-            "one-cycle AdamW with averaged weights and a reconstruction four times as heavy, and besides shifts from "
-            "rotations of up to 10°, scalings of up to 10 %, slants and bends.",
+            "Its training is not the paper's: it learnt from the lengths of an earlier best-mnist besides the "
+            "labels, by one-cycle AdamW with averaged weights and a reconstruction four times as heavy, and besides "
+            "shifts from rotations of up to 10°, scalings of up to 10 %, slants and bends.",
             "Its primary capsules are nearly all close to length 1: whether a part is there they tell by their "
             "directions, so that maps of their lengths show little.",
         ),

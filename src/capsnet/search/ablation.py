@@ -40,7 +40,7 @@ BASE, TOGETHER = "base", "together"
 class Suspect(NamedTuple):
     """A choice that may matter."""
 
-    what: str
+    what: str | Callable[[Config], str]
     values: Mapping[str, Any] | Callable[[Config], Mapping[str, Any]]
     authors: bool = False  # whether the authors' code has it
 
@@ -54,7 +54,8 @@ SUSPECTS = {
         lambda c: {"loss.reconstruction": 20 * c.loss.reconstruction},
     ),
     "half-mean": Suspect(
-        "half the mean of the margin loss: what makes it twenty times in the authors' code",
+        "half the margin loss's mean over the classes instead of its sum, as in the authors' code: beside it the "
+        "reconstruction weighs twenty times as much",
         {"loss.margin_reduction": "half-mean"}, True,
     ),
     "primary-factor": Suspect("primary capsules × 1/types before the squash", {"model.primary_factor": True}, True),
@@ -68,7 +69,7 @@ SUSPECTS = {
     "leaky": Suspect("leaky routing", {"model.leaky": True}),
     "batch-norm": Suspect("batch normalisation in the stem", {"model.stem_norm": True}),
     "shift": Suspect(
-        "shifts up to 2 pixels where there were none, or none where there were",
+        lambda c: "no shifts" if c.augment.shift else "shifts of up to 2 pixels",
         lambda c: {"augment.shift": 0 if c.augment.shift else 2},
     ),
     "bf16": Suspect("large products in bfloat16, or rougher where the processor has none", {"precision": "bf16"}),
@@ -276,8 +277,12 @@ def what(name: str, base: Config) -> str:
         return ", ".join(
             f"{field} {was(field, base)}→ {value}" for field, value in (p.split("=") for p in name.split("+"))
         )
-    words = {BASE: "as it is", TOGETHER: "those of these that the authors' code has, at once"}
-    return words.get(name) or ("these at once" if "+" in name else SUSPECTS[name].what)
+    authors = [each for each, suspect in SUSPECTS.items() if suspect.authors and suspect.change(base) != base]
+    words = {BASE: "as it is", TOGETHER: f"those of the authors' code at once: {', '.join(authors)}"}
+    if name in words or "+" in name:
+        return words.get(name, "these at once")
+    said = SUSPECTS[name].what
+    return said(base) if callable(said) else said
 
 
 def was(field: str, base: Config) -> str:
