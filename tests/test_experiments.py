@@ -281,6 +281,15 @@ def test_a_record_of_other_settings_is_not_this_row(ran: Ran) -> None:
     assert not is_done(None, row)
 
 
+@pytest.mark.parametrize("name", ["table1", "iterations", "affine", "multimnist", "parts"])
+def test_the_results_that_are_here_are_of_the_trainings_that_are_planned(name: str) -> None:
+    file = Path(__file__).parent.parent / "results" / "reproduce" / f"{name}-hour.json"
+    records = {row["name"]: row for row in json.loads(file.read_text())["rows"]}
+    rows = plan(experiments.get(name), "hour", 1)
+    assert rows
+    assert [row.name for row in rows if not is_done(records.get(row.name), row)] == []
+
+
 # --- What they measure -----------------------------------------------------------------------------------------
 
 

@@ -16,9 +16,9 @@ import torch
 import capsnet
 from capsnet import checkpoint, data, zoo
 from capsnet.cli import main
-from capsnet.config import from_dict, get_preset
+from capsnet.config import PROMISES, from_dict, get_preset
 from capsnet.errors import UserError
-from capsnet.evaluation import Evaluation
+from capsnet.evaluation import Evaluation, mean_and_std
 from capsnet.experiments.conduct import same_training
 from pictures import photo_of
 
@@ -73,7 +73,10 @@ def test_a_shipped_model_loads_and_its_card_is_complete(name: str) -> None:
 
 
 def test_the_best_model_was_trained_as_the_best_preset_is() -> None:
-    assert same_training(zoo.card("best-mnist")["config"], replace(get_preset("best"), seed=0))
+    card = zoo.card("best-mnist")
+    assert same_training(card["config"], replace(get_preset("best"), seed=0))
+    mean, _ = mean_and_std([row["test_error_percent"] for row in card["seeds"]])
+    assert f"{mean:.2f} % of the test digits wrong" in PROMISES["best"]
 
 
 @pytest.mark.parametrize("name", zoo.names())
