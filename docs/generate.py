@@ -403,9 +403,11 @@ def search(name: str) -> str:
     """A study: its command, how large it was, its best trials beside the base, what mattered, and what came out."""
     found = read(f"search/{name}")
     counts, birth, complete = found["counts"], found["certificate"], best_first(found["trials"])
+    base, first = from_dict(found["base"]), from_dict(found["trials"][0]["config"])
+    own = "" if train_flags(replace(first, epochs=base.epochs), base) else " Trial 0 has the base's own values."
     note = (
         f"{counts['complete']} trials trained to their end, {counts['pruned']} were ended early, {counts['fail']} "
-        f"failed: {birth['seconds'] / 60:,.0f} minutes of training in all. Trial 0 has the base's own values.\n\n"
+        f"failed: {birth['seconds'] / 60:,.0f} minutes of training in all.{own}\n\n"
     )
     shown = complete[:5] + [trial for trial in complete[5:] if trial["number"] == 0]
     columns = ["trial", "validation error, %", "95 % interval", "training", "epochs", "parameters", "values"]

@@ -977,6 +977,10 @@ def test_two_ablations_of_one_name_do_not_mix() -> None:
     ablation.conduct(replace(plan, base=replace(TINY, lr=0.1)))
     kept = Path("runs/ablation/x/base-seed0.old-1/config.json")
     assert json.loads(kept.read_text())["lr"] == TINY.lr  # half a training of other settings stays
+    with pytest.raises(
+        UserError, match=r"base-seed0 with other settings than these \(--lr 0.1 there\): choose another"
+    ):
+        ablation.conduct(plan)
 
 
 def test_a_difference_of_less_than_an_image_is_none() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 
 
@@ -15,8 +16,11 @@ def unknown(kind: str, name: str, choices: Iterable[str]) -> UserError:
 
     >>> str(unknown("preset", "papr", ["paper", "quick"]))
     "there is no preset 'papr'; did you mean 'paper'? The choices are: paper, quick."
+    >>> str(unknown("field", "learning_rate", ["lr", "share"]))  # by its initials
+    "there is no field 'learning_rate'; did you mean 'lr'? The choices are: lr, share."
     """
     names = sorted(choices)
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    initials = "".join(word[:1] for word in re.split("[-_ ]", name))
+    near = [initials] if initials in names else difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     hint = f"; did you mean '{near[0]}'?" if near else "."
     return UserError(f"there is no {kind} '{name}'{hint} The choices are: {', '.join(names) or 'none yet'}.")

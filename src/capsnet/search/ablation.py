@@ -173,10 +173,11 @@ def conduct_alone(plan: Plan, show: Show, results: Path, trainings: Path) -> kep
         show.set_aside(moved)
     rows = plan.rows()
     left = [row for row in rows if not is_done(found.find(row.name), row)]
-    if strange := [row.name for row in left if found.find(row.name)]:
-        raise UserError(
-            f"{found.path} has {strange[0]} with other settings than these: choose another name with --study."
-        )
+    for row in left:
+        if record := found.find(row.name):
+            raise UserError(
+                f"{found.path} has {row.name} with {other_settings(record, row)}: choose another name with --study."
+            )
     show.planned(rows, left, None)
     failed: dict[str, str] = {}
     for row in left:
@@ -197,6 +198,16 @@ def conduct_alone(plan: Plan, show: Show, results: Path, trainings: Path) -> kep
         raise UserError(f"the others are trained and in {found.path}, but {name} cannot be: {why}")
     names = {row.name for row in rows}
     return replace(found, rows=[record for record in found.rows if record["name"] in names])
+
+
+def other_settings(record: Mapping[str, Any], row: Row) -> str:
+    """In what the training of a record differs from the one that is asked for."""
+    assert row.config is not None
+    try:
+        flags = train_flags(from_dict(record["certificate"]["config"]), row.config)
+    except UserError:  # of a version that had other settings
+        flags = []
+    return f"other settings than these ({' '.join(flags) or 'of another version'} there)"
 
 
 def trained(row: Row, folder: Path, watchers: list[training.Watcher]) -> dict[str, Any]:
