@@ -43,6 +43,16 @@ RATIOS = {
     "inference_ratio_batch1": "inference of one image, `fast` beside `plain`",
 }
 
+DESIGN: dict[str, Callable[[Config], bool]] = {
+    "reconstruction 0.003 instead of 0.0005": lambda c: c.loss.reconstruction > 0.001,
+    "margins 0.95 and 0.05 instead of 0.9 and 0.1": lambda c: c.loss.present > 0.9,
+    "learning rate 0.008 instead of 0.004": lambda c: c.lr > 0.005,
+    "40 % of the digits changed instead of 75 %": lambda c: c.augment.share < 0.5,
+    "batches of 64 instead of 128": lambda c: c.batch_size < 100,
+    "stem `deepest`, for as long: 10.5 epochs instead of 16": lambda c: c.epochs < 16,
+    "primary capsules on a grid of 4 × 4 (16 types) instead of 2 × 2 (32)": lambda c: c.model.primary_stride == 1,
+}
+
 
 def read(name: str) -> Any:
     return json.loads((ROOT / "results" / f"{name}.json").read_text())
@@ -331,6 +341,21 @@ def candidates() -> str:
     return table(["settings", "validation error, %", "95 % interval", "training, one core"], rows)
 
 
+def design() -> str:
+    """Short trainings in which seven settings were changed, each in half of them, and what each setting did."""
+    births = read("search/best-design")
+    configs = [from_dict(birth["config"]) for birth in births]
+    wrong = [round(b["validation_error_percent"] * c.validation / 100) for b, c in zip(births, configs, strict=True)]
+    rows = []
+    for what, changed in DESIGN.items():
+        sides = [
+            [n for n, config in zip(wrong, configs, strict=True) if changed(config) is side] for side in (False, True)
+        ]
+        without, having = (sum(side) / len(side) for side in sides)
+        rows.append((what, *(", ".join(map(str, side)) for side in sides), f"{having - without:+.1f}"))
+    return table(["setting", "wrong of 30,000 without it", "with it", "difference of the means"], rows)
+
+
 def lab() -> str:
     """How fast the Lab's page answers, measured in the browser."""
     result = read("lab")
@@ -473,6 +498,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "minute-best": lambda: demo("search/minute-best"),
     "search-five-minutes": lambda: search("five-minutes"),
     "best-candidates": candidates,
+    "best-design": design,
     "legs": paper_legs,
     "best": best,
     "best-before": lambda: seeds_table(read("best-before")["seeds"]),
