@@ -798,7 +798,7 @@ def test_a_study_elsewhere_does_not_write_over_another_of_its_name(capsys: pytes
     call = ["search", "--space", "lr=0.001,0.002", "--trials", "1", *FLAGS, "--study", "s"]
     assert main(call) == 0
     assert main(call) == 0
-    assert "has 1 trials already" in capsys.readouterr().err
+    assert "as many trials already as are asked for: 1" in capsys.readouterr().err
     before = Path("results/search/s.json").read_bytes()
     assert main([*call, "--storage", "other.db"]) == 2
     assert "results/search/s.json is about the study in sqlite:///runs/search/s.db" in capsys.readouterr().err

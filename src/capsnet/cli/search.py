@@ -182,7 +182,7 @@ def watch(study: Study, url: str, task: Task, budget: Budget, flags: Search, arg
     with in_storage(url):
         there = len(ended(study.get_trials(deepcopy=False)))
     if there >= budget.trials:
-        say(f"the study has {there} trials already, as many as are asked for")
+        say(f"the study has as many trials already as are asked for: {there}")
     crew = Crew(argv, flags.workers, budget.until)
     try:
         follow(study, url, task, budget, crew)
@@ -351,7 +351,7 @@ def show(study: Study, url: str, as_json: bool) -> int:
         print_table(each.columns, each.rows, title=title)
         print()
     counts = found["counts"]
-    print(f"{counts['complete']} trials, {counts['pruned']} pruned, {counts['fail']} failed")
+    print(f"{counts['complete']} trained to the end, {counts['pruned']} pruned, {counts['fail']} failed")
     print(f"train the best:\n  {found['command']}" if found["command"] else "no trial has come to its end yet")
     if found["network"]:
         print(f"or test its network, which is kept:\n  capsnet evaluate {shlex.quote(found['network'])}")
