@@ -877,8 +877,10 @@ def test_an_ablation_goes_on_after_an_interruption_and_pairs_its_seeds(monkeypat
     assert told["bias"]["difference"] == pytest.approx(sum(apart) / 2)
     assert told["bias"]["half_interval_95"] == pytest.approx(12.706 * abs(apart[0] - apart[1]) / 2, abs=1e-3)
     assert told["bias"]["flags"] == ["--model.routing-bias"]
-    with pytest.raises(UserError, match="choose another name with --study"):
-        ablation.conduct(replace(plan, base=replace(plan.base, lr=0.1)))
+    with pytest.raises(UserError, match=r"\(--lr 0.003 there\): choose another name with --study"):
+        ablation.conduct(replace(plan, base=replace(plan.base, lr=0.1, save_every=1.0)))
+    of_old = {"certificate": {"config": {"model": {}, "loss": {}, "augment": {}, "momentum": 1}}}
+    assert ablation.other_settings(of_old, plan.rows()[0]) == "settings of another version"
     more, longer = Stops(), replace(plan, suspects=("init", "bias", "half-mean"), base=replace(TINY, save_every=1.0))
     ablation.conduct(longer, more)
     assert more.names == [f"{name}-seed{k}" for k in range(2) for name in ("half-mean", "half-mean+init+bias")]

@@ -21,6 +21,10 @@ def unknown(kind: str, name: str, choices: Iterable[str]) -> UserError:
     """
     names = sorted(choices)
     initials = "".join(word[:1] for word in re.split("[-_ ]", name))
-    near = [initials] if initials in names else difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    near = (
+        [initials]
+        if len(initials) > 1 and initials in names
+        else difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    )
     hint = f"; did you mean '{near[0]}'?" if near else "."
     return UserError(f"there is no {kind} '{name}'{hint} The choices are: {', '.join(names) or 'none yet'}.")

@@ -204,10 +204,11 @@ def other_settings(record: Mapping[str, Any], row: Row) -> str:
     """In what the training of a record differs from the one that is asked for."""
     assert row.config is not None
     try:
-        flags = train_flags(from_dict(record["certificate"]["config"]), row.config)
-    except UserError:  # of a version that had other settings
-        flags = []
-    return f"other settings than these ({' '.join(flags) or 'of another version'} there)"
+        there = from_dict(record["certificate"]["config"])
+    except UserError:
+        return "settings of another version"
+    flags = train_flags(replace(there, save_every=row.config.save_every), row.config)
+    return f"other settings than these ({' '.join(flags)} there)"
 
 
 def trained(row: Row, folder: Path, watchers: list[training.Watcher]) -> dict[str, Any]:
