@@ -441,7 +441,8 @@ def search(name: str) -> str:
     shares = ", ".join(f"`{field}` {100 * share:.0f} %" for field, share in found["importance"].items())
     rough = f"PED-ANOVA, a rough hint from {counts['complete']} trials"
     matters = f"\nWhere the best five differ most from all trials ({rough}): {shares}.\n" if shares else ""
-    best = f"\nThe best, to be trained again:\n\n```\n{found['command']}\n```\n"
+    again = command(from_dict(complete[0]["config"]))  # from today's presets, which may not be those of the study
+    best = f"\nThe best, to be trained again:\n\n```\n{again}\n```\n"
     return note + table(columns, map(cells_of, shown)) + matters + best
 
 
