@@ -320,6 +320,18 @@ def best() -> str:
     )
 
 
+def best_before() -> str:
+    """The trainings that were the best preset's before, each by what it has other than today's."""
+    rows = []
+    for card in read("best-before"):
+        flags = train_flags(from_dict(card["config"]), get_preset("best"))
+        held_back = "–" if card["validation"] is None else f"{card['validation']['error_percent']:.2f} %"
+        errors = [row["test_error_percent"] for row in card["seeds"]]
+        each, mean = ", ".join(f"{error:.2f}" for error in errors), mean_and_std(errors)[0]
+        rows.append((f"`{' '.join(flags)}`", held_back, f"{mean:.3f} % ({each})" if errors[1:] else f"{each} %"))
+    return table(["settings", "validation error", "test error, each seed's in brackets"], rows)
+
+
 def candidates() -> str:
     """Short trainings of settings for the best preset, each by its certificate and what it has other than the first."""
     births = read("search/best-candidates")
@@ -504,7 +516,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "best-design": design,
     "legs": paper_legs,
     "best": best,
-    "best-before": lambda: seeds_table(read("best-before")["seeds"]),
+    "best-before": best_before,
     "tried": tried,
     "models": models,
     "models-linked": lambda: models("docs/models.md"),

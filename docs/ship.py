@@ -65,7 +65,7 @@ ABOUT = {
         (
             ONE_OF_TEN,
             LIKE_MNIST,
-            "It has seen no digit turned by more than 15° or scaled by more than 15 %.",
+            "It has seen no digit turned by more than 12° or scaled by more than 12 %.",
         ),
     ),
     "paper-mnist": About(
