@@ -11,7 +11,9 @@ A block looks like this, and whatever stands between its markers is replaced:
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -22,7 +24,7 @@ from typing import Any
 from capsnet.config import PRESETS, Config, from_dict, get_preset
 from capsnet.evaluation import mean_and_std, wilson_interval
 from capsnet.experiments.conduct import same_training
-from capsnet.search.ablation import BASE, outcomes
+from capsnet.search.ablation import BASE, outcomes, student
 from capsnet.search.report import best_first, cells_of, command
 from capsnet.search.space import SPACES, train_flags
 
@@ -358,16 +360,20 @@ def design() -> str:
     births = read("search/best-design")
     configs = [from_dict(birth["config"]) for birth in births]
     wrong = [round(b["validation_error_percent"] * c.validation / 100) for b, c in zip(births, configs, strict=True)]
-    rows = []
+    for one, other in itertools.combinations(DESIGN.values(), 2):  # else a difference would be another setting's too
+        assert {sum((one(c), other(c)) == pair for c in configs) for pair in itertools.product((0, 1), (0, 1))} == {2}
+    rows, differences = [], []
     for what, changed in DESIGN.items():
         sides = [
             [n for n, config in zip(wrong, configs, strict=True) if changed(config) is side] for side in (False, True)
         ]
-        assert len(sides[0]) == len(sides[1])  # else a difference would be that of other settings too
         without, having = (sum(side) / len(side) for side in sides)
-        rows.append((what, *(", ".join(map(str, side)) for side in sides), f"{having - without:+.2f}"))
+        differences.append(having - without)
+        rows.append((what, *(", ".join(map(str, side)) for side in sides), f"{differences[-1]:+.2f}"))
+    chance = student(len(differences)) * math.sqrt(sum(d**2 for d in differences) / len(differences))
+    note = f"\nIf no setting mattered, 19 of 20 such differences would lie between −{chance:.0f} and +{chance:.0f}.\n"
     without_it = f"wrong of {configs[0].validation:,} without it"
-    return table(["setting", without_it, "with it", "difference of the means"], rows)
+    return table(["setting", without_it, "with it", "difference of the means"], rows) + note
 
 
 def lab() -> str:
