@@ -355,6 +355,19 @@ def candidates() -> str:
     return table(["settings", "validation error, %", "95 % interval", "training, one core"], rows)
 
 
+def hard() -> str:
+    """Digits that several networks all have wrong."""
+    found = read("search/best-hard")
+    counts = [network["wrong"] for network in found["networks"]]
+    most = ", ".join(map(str, counts[:-1]))
+    alike = found["wrong_by_all_in_the_same_way"]
+    return (
+        f"{len(counts)} of these trainings had {most} and {counts[-1]} of the {found['held_back']:,} digits wrong. "
+        f"{found['wrong_by_all']} of them are the same digits each time, and {alike} of these were taken for the same "
+        f"other digit each time.\n"
+    )
+
+
 def design() -> str:
     """Short trainings in which seven settings were changed, each in half of them, and what each setting did."""
     births = read("search/best-design")
@@ -520,6 +533,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "search-five-minutes": lambda: search("five-minutes"),
     "best-candidates": candidates,
     "best-design": design,
+    "best-hard": hard,
     "legs": paper_legs,
     "best": best,
     "best-before": best_before,

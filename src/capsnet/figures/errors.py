@@ -149,7 +149,12 @@ def worst_mistakes(evaluation: Evaluation, most: int) -> list[int]:
 
 
 @styled
-def mistakes(images: Tensor | Mapping[int, Tensor], evaluation: Evaluation, most: int = 24) -> Figure:
+def mistakes(
+    images: Tensor | Mapping[int, Tensor],
+    evaluation: Evaluation,
+    most: int = 24,
+    title: str = "The most confident mistakes",
+) -> Figure:
     """The most confident mistakes: the image, and how long the class that is there and the one named were.
 
     images (n, c, h, w), the evaluation's examples in its order; or the (c, h, w) of its worst mistakes by number.
@@ -161,7 +166,7 @@ def mistakes(images: Tensor | Mapping[int, Tensor], evaluation: Evaluation, most
     figure, axes = sheet(WIDTH, snap(56 + max(0.2, math.ceil(len(worst) / columns)) * down))
     count = f"{len(worst)} of {evaluation.errors:,}" if len(worst) < evaluation.errors else f"All {len(worst)}"
     note = f"{count}. Blue: length of the class that is there; vermillion: of the one that was named."
-    heading(axes, "The most confident mistakes", note if worst else f"None: all {evaluation.n:,} are right.")
+    heading(axes, title, note if worst else f"None: all {evaluation.n:,} are right.")
     for k, example in enumerate(worst):
         left, top = snap(14 + k % columns * space), snap(50 + k // columns * down)
         put(axes, as_pixels(images[example]), left, top, width, height)
