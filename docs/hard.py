@@ -2,7 +2,7 @@
 
     python docs/hard.py runs/a runs/b runs/c        trainings that held the same digits back
 
-Written are results/search/best-hard.json, from which docs/generate.py makes a table, and a picture of the digits of
+Written are results/search/best-hard.json, from which docs/generate.py makes a paragraph, and a picture of the digits of
 which the last network is most certain.
 """
 
@@ -11,11 +11,15 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
+from matplotlib.figure import Figure
+from torch import Tensor
 
 from capsnet import checkpoint, figures
 from capsnet.cli.use import birth_of, splits_for
+from capsnet.data import Examples
 from capsnet.errors import UserError
 from capsnet.evaluation import Evaluation, evaluate
 
@@ -24,40 +28,47 @@ RESULT, PICTURE = ROOT / "results" / "search" / "best-hard.json", ROOT / "docs" 
 SHOWN = 24
 
 
-def common(judged: list[Evaluation]) -> torch.Tensor:
-    """Which examples all of the networks have wrong."""
-    return torch.stack([evaluation.wrong for evaluation in judged]).all(0)
+def held_back_by(folders: list[Path], births: list[dict[str, Any]]) -> Examples:
+    """The digits that all of these trainings held back."""
+    split = {(b["config"]["data"], b["config"]["seed"], b["config"]["validation"]) for b in births}
+    if len(split) > 1 or not births[0]["config"]["validation"]:
+        raise UserError("these trainings did not hold the same digits back, so their mistakes cannot be compared.")
+    return splits_for(checkpoint.load(folders[0]), str(folders[0]), None).validation
+
+
+def compared(births: list[dict[str, Any]], judged: list[Evaluation]) -> dict[str, Any]:
+    """How many are wrong by one network, by any and by all, and which the last ones are."""
+    wrong = torch.stack([evaluation.wrong for evaluation in judged])
+    named = torch.stack([evaluation.lengths.argmax(1) for evaluation in judged])
+    return {
+        "held_back": judged[0].n,
+        "wrong_by_any": int(wrong.any(0).sum()),
+        "wrong_by_all": int(wrong.all(0).sum()),
+        "wrong_by_all_in_the_same_way": int((wrong.all(0) & (named == named[0]).all(0)).sum()),
+        "places": wrong.all(0).nonzero()[:, 0].tolist(),  # in the part that was held back
+        "networks": [
+            {**birth, "validation_error_percent": evaluation.error_percent, "wrong": evaluation.errors}
+            for birth, evaluation in zip(births, judged, strict=True)
+        ],
+    }
+
+
+def picture(images: Tensor, last: Evaluation, places: list[int], networks: int) -> Figure:
+    """Those digits, with what the last network makes of them."""
+    parts = {name: getattr(last, name)[places] for name in ("lengths", "targets", "predicted")}
+    title = f"Taken for something else by all {networks} networks"
+    return figures.mistakes(images, replace(last, **parts, measures={}), SHOWN, title)
 
 
 def main(folders: list[Path]) -> int:
     births = [birth_of(str(folder)) for folder in folders]
-    held_back = splits_for(checkpoint.load(folders[0]), str(folders[0]), None).validation
-    if len({(b["config"]["seed"], b["config"]["validation"]) for b in births}) > 1 or not len(held_back):
-        raise UserError("these trainings did not hold the same digits back, so their mistakes cannot be compared.")
+    held_back = held_back_by(folders, births)
     judged = [evaluate(checkpoint.load(folder), held_back) for folder in folders]
-    wrong = common(judged)
-    alike = torch.stack([evaluation.lengths.argmax(1) == judged[0].lengths.argmax(1) for evaluation in judged]).all(0)
-    networks = [
-        {**birth, "validation_error_percent": evaluation.error_percent, "wrong": evaluation.errors}
-        for birth, evaluation in zip(births, judged, strict=True)
-    ]
-    found = {
-        "held_back": len(held_back),
-        "wrong_by_all": int(wrong.sum()),
-        "wrong_by_all_in_the_same_way": int((wrong & alike).sum()),
-        "wrong_by_any": int(torch.stack([evaluation.wrong for evaluation in judged]).any(0).sum()),
-        "places": wrong.nonzero()[:, 0].tolist(),  # in the held-back part
-        "networks": networks,
-    }
+    found = compared(births, judged)
     checkpoint.write_json(RESULT, found)
-    last = judged[-1]
-    those = replace(
-        last, lengths=last.lengths[wrong], targets=last.targets[wrong], predicted=last.predicted[wrong], measures={}
-    )
-    images = held_back.gather(wrong.nonzero()[:, 0]).images
-    title = f"Taken for something else by all {len(folders)} networks"
-    figures.save(figures.mistakes(images, those, SHOWN, title), PICTURE)
-    print(f"{found['wrong_by_all']} of {len(held_back):,} are wrong by all: {RESULT}, {PICTURE}")
+    images = held_back.gather(torch.tensor(found["places"])).images
+    figures.save(picture(images, judged[-1], found["places"], len(folders)), PICTURE)
+    print(f"{found['wrong_by_all']} of {found['held_back']:,} are wrong by all: {RESULT}, {PICTURE}")
     return 0
 
 

@@ -287,3 +287,33 @@ def test_only_runs_that_differ_in_their_seed_alone_are_chosen_among() -> None:
     strange = replace(other, config=replace(other.config, lr=1.0))  # type: ignore[attr-defined,type-var]
     with pytest.raises(UserError, match="more than its seed"):
         ship.check_alike([one, strange])
+
+
+# ------------------------------------------------------------------------------------- what all networks have wrong
+
+
+def test_digits_that_every_network_has_wrong_are_counted_and_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hard, runs = script("hard"), [tmp_path / name for name in ("a", "b", "c")]
+    monkeypatch.setattr(hard, "RESULT", tmp_path / "hard.json")
+    monkeypatch.setattr(hard, "PICTURE", tmp_path / "hard.png")
+    for folder, flags in zip(runs, (["--lr", "0.003"], ["--lr", "0.001"], ["--seed", "1"]), strict=True):
+        few = ["--train-limit", "600", "--validation", "400", "--epochs", "1", "--batch-size", "20"]
+        assert main(["train", *few, *flags, "--out", str(folder)]) == 0
+
+    assert hard.main(runs[:2]) == 0
+    found = json.loads((tmp_path / "hard.json").read_text())
+    assert (tmp_path / "hard.png").stat().st_size > 10_000
+    held_back = data.load("mnist", validation=400).validation
+    wrong = [
+        {k for k, label in enumerate(model.predict(held_back.images).labels) if int(label) != held_back.labels[k]}
+        for model in map(checkpoint.load, runs[:2])
+    ]
+    assert [network["wrong"] for network in found["networks"]] == [len(some) for some in wrong]
+    assert set(found["places"]) == wrong[0] & wrong[1]
+    assert found["wrong_by_any"] == len(wrong[0] | wrong[1]) > found["wrong_by_all"] == len(found["places"]) > 0
+    assert found["wrong_by_all_in_the_same_way"] <= found["wrong_by_all"]
+
+    with pytest.raises(UserError, match="same digits"):
+        hard.main([runs[0], runs[2]])
