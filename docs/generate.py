@@ -363,8 +363,8 @@ def hard() -> str:
     alike, every = found["wrong_by_all_in_the_same_way"], found["wrong_by_all"]
     return (
         f"{len(counts)} of these trainings had {most} and {counts[-1]} of the {found['held_back']:,} digits wrong. "
-        f"{every} of them, one in {found['held_back'] / every:.0f} of all, are the same digits each time, and {alike} of "
-        f"these were taken for the same other digit each time.\n"
+        f"{every} of them, one in {found['held_back'] / every:.0f} of all, are the same digits each time, and {alike} "
+        f"of these were taken for the same other digit each time.\n"
     )
 
 
