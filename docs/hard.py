@@ -30,6 +30,8 @@ SHOWN = 24
 
 def held_back_by(folders: list[Path], births: list[dict[str, Any]]) -> Examples:
     """The digits that all of these trainings held back."""
+    if len(folders) < 2:
+        raise UserError("name two trainings or more: what one network has wrong says nothing about the digits.")
     split = {(b["config"]["data"], b["config"]["seed"], b["config"]["validation"]) for b in births}
     if len(split) > 1 or not births[0]["config"]["validation"]:
         raise UserError("these trainings did not hold the same digits back, so their mistakes cannot be compared.")
@@ -60,7 +62,7 @@ def picture(images: Tensor, last: Evaluation, places: list[int], networks: int) 
     return figures.mistakes(images, replace(last, **parts, measures={}), SHOWN, title)
 
 
-def main(folders: list[Path]) -> int:
+def write(folders: list[Path]) -> None:
     births = [birth_of(str(folder)) for folder in folders]
     held_back = held_back_by(folders, births)
     judged = [evaluate(checkpoint.load(folder), held_back) for folder in folders]
@@ -69,8 +71,16 @@ def main(folders: list[Path]) -> int:
     images = held_back.gather(torch.tensor(found["places"])).images
     figures.save(picture(images, judged[-1], found["places"], len(folders)), PICTURE)
     print(f"{found['wrong_by_all']} of {found['held_back']:,} are wrong by all: {RESULT}, {PICTURE}")
+
+
+def main(words: list[str]) -> int:
+    try:
+        write([Path(word) for word in words])
+    except UserError as error:
+        print(f"hard: {error}", file=sys.stderr)
+        return 2
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main([Path(word) for word in sys.argv[1:]]))
+    sys.exit(main(sys.argv[1:]))

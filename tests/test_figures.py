@@ -280,7 +280,8 @@ def test_mistakes_come_most_confident_first_and_none_that_is_right():
 @pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 20), (1, 200, 300)])
 def test_mistakes_show_image_true_and_predicted_label_with_lengths(shape):
     images = torch.randint(0, 256, (4, *shape), dtype=torch.uint8)
-    figure = figures.mistakes(images, judged([0, 1, 2, 3], [0, 5, 6, 7]), most=2)
+    figure = figures.mistakes(images, judged([0, 1, 2, 3], [0, 5, 6, 7]), most=2, title="By all")
+    assert "By all" in words(figure)
     tiles = figure.axes[0].images
     assert len(tiles) == 2
     assert np.array_equal(tiles[0].get_array(), figures.as_pixels(images[1]))
