@@ -26,13 +26,14 @@ from capsnet.evaluation import Evaluation, evaluate
 ROOT = Path(__file__).resolve().parent.parent
 RESULT, PICTURE = ROOT / "results" / "search" / "best-hard.json", ROOT / "docs" / "images" / "hard-digits.png"
 SHOWN = 24
+SPLIT = ("data", "seed", "validation", "validation_choice")  # what decides which digits are held back
 
 
 def held_back_by(folders: list[Path], births: list[dict[str, Any]]) -> Examples:
     """The digits that all of these trainings held back."""
     if len(folders) < 2:
         raise UserError("name two trainings or more: what one network has wrong says nothing about the digits.")
-    split = {(b["config"]["data"], b["config"]["seed"], b["config"]["validation"]) for b in births}
+    split = {tuple(birth["config"][name] for name in SPLIT) for birth in births}
     if len(split) > 1 or not births[0]["config"]["validation"]:
         raise UserError("these trainings did not hold the same digits back, so their mistakes cannot be compared.")
     return splits_for(checkpoint.load(folders[0]), str(folders[0]), None).validation
@@ -67,6 +68,8 @@ def write(folders: list[Path]) -> None:
     held_back = held_back_by(folders, births)
     judged = [evaluate(checkpoint.load(folder), held_back) for folder in folders]
     found = compared(births, judged)
+    if not found["wrong_by_all"]:
+        raise UserError("no digit is wrong by all of these networks, so there is nothing to show.")
     checkpoint.write_json(RESULT, found)
     images = held_back.gather(torch.tensor(found["places"])).images
     figures.save(picture(images, judged[-1], found["places"], len(folders)), PICTURE)

@@ -174,11 +174,13 @@ def limits(flags: Search) -> tuple[int, float]:
 
 def watch(study: Study, url: str, task: Task, budget: Budget, flags: Search, argv: list[str]) -> None:
     """Start the workers and show how far they are until the last has ended."""
-    from capsnet.search.study import ended, in_storage, shown
+    from capsnet.search.study import ended, in_storage, shown, try_again
 
     secret = flags.storage or ""
     told = [word.replace(secret, shown(url)) if "://" in secret else word for word in argv]  # without a password
     again = f"go on with: capsnet search {shlex.join(told)}"
+    if failed := try_again(study, url):
+        say(f"the {failed} trials of this study have all failed; they are tried again")
     with in_storage(url):
         there = len(ended(study.get_trials(deepcopy=False)))
     if there >= budget.trials:

@@ -258,11 +258,15 @@ def flat(found: dict[str, Any]) -> list[tuple[str, Any]]:
 
 
 def check_place(name: str, storage: str, folder: Path = FOLDER) -> None:
-    """Refuse to write over what is known of a study of the same name in another storage."""
+    """Refuse to write over what is known of a study of the same name in another storage, or of something else."""
     file = folder / f"{name}.json"
-    other = checkpoint.read_json(file).get("storage") if file.exists() else None
-    if other and other != storage:
-        raise UserError(f"{file} is about the study in {other}: choose another name with --study.")
+    if not file.exists():
+        return
+    found = checkpoint.read_json(file)
+    other = found.get("storage") if isinstance(found, dict) else None
+    if other != storage:
+        what = f"the study in {other}" if other else "something else"
+        raise UserError(f"{file} is about {what}: choose another name with --study.")
 
 
 def write(found: dict[str, Any], folder: Path = FOLDER) -> list[Path]:

@@ -252,15 +252,15 @@ def _value(name: str, word: str, hint: Any) -> Any:
 def _how(name: str, word: str, hint: Any) -> str:
     """What someone may have meant who wrote several numbers where there can be one.
 
-    >>> _how("lr", "0.001-0.01", float), _how("lr", "0.1,0.2", float), _how("lr", "x", float)
-    (' A range is written lr=0.001..0.01.', ' Of several choices each stands by itself: lr=0.1 lr=0.2.', '')
+    >>> _how("lr", "0.1-0.2", float), _how("lr", "0.1,0.2", float), _how("lr", "x", float)
+    (' A range is for --space: lr=0.1..0.2.', ' Of several choices each stands by itself: lr=0.1 lr=0.2.', '')
     """
     numbers = re.split("[-,]", word)
     if hint not in (int, float) or len(numbers) < 2 or not all(re.fullmatch(r"[\d.]+", number) for number in numbers):
         return ""
     if "," in word:
         return f" Of several choices each stands by itself: {' '.join(f'{name}={number}' for number in numbers)}."
-    return f" A range is written {name}={'..'.join(numbers)}."
+    return f" A range is for --space: {name}={'..'.join(numbers)}."
 
 
 def _parsed(word: str, hint: Any) -> Any:

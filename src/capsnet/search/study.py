@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import optuna
+import sqlalchemy
 import torch
 from optuna.exceptions import ExperimentalWarning, OptunaError, StorageInternalError, UpdateFinishedTrialError
 from optuna.storages import RDBStorage, RetryHeartbeatStaleTrialCallback
@@ -174,11 +175,14 @@ def connect(url: str, grace: int = 60, attempts: int = 5) -> RDBStorage:
     if is_file:
         Path(url.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
     try:
-        return RDBStorage(
-            url, {"connect_args": {"timeout": LOCKED}} if is_file else {},
+        storage = RDBStorage(
+            url, {"connect_args": {"timeout": LOCKED, "isolation_level": None}} if is_file else {},
             heartbeat_interval=max(1, grace // 3), grace_period=grace,
             heartbeat_stale_trial_callback=lambda study, trial: put_back(study, trial, killed=True),
         )  # fmt: skip
+        if is_file:
+            lock_before_reading(storage, Path(url.removeprefix("sqlite:///")))
+        return storage
     except ImportError as error:
         module = getattr(error.__cause__ or error.__context__, "name", None)
         if module is None:
@@ -194,6 +198,14 @@ def connect(url: str, grace: int = 60, attempts: int = 5) -> RDBStorage:
             raise
         time.sleep(WAIT)
         return connect(url, grace, attempts - 1)
+
+
+def lock_before_reading(storage: RDBStorage, file: Path) -> None:
+    """Let a transaction on SQLite begin with its lock: else two workers that read the same queue at once both take the
+    same trial, for what they read is not locked until one of them writes. A file that may only be read needs no lock.
+    """
+    if os.access(file, os.W_OK):
+        sqlalchemy.event.listen(storage.engine, "begin", lambda link: link.exec_driver_sql("BEGIN IMMEDIATE"))
 
 
 def open_study(name: str, url: str, task: Task, pruner: str = "median", grace: int = 60) -> optuna.Study:
@@ -336,6 +348,20 @@ def refuse_the_hopeless(study: optuna.Study) -> None:
     if len(trials) >= most and all(failed[-most:]):
         which = f"all {len(trials)} trials" if all(failed) else f"the last {most} trials"
         raise UserError(f"{which} failed. The last one: {trials[-1].user_attrs.get('failure', KILLED)}")
+
+
+def try_again(study: optuna.Study, url: str) -> int:
+    """Put all trials back into the queue where every one failed, and say how many.
+
+    Such a search was refused as hopeless (no data, no memory): whoever goes on with it has mended that.
+    """
+    with in_storage(url):
+        trials = ended(study.get_trials())
+        if len(trials) < HOPELESS or any(trial.state != TrialState.FAIL for trial in trials):
+            return 0
+        for trial in trials:
+            put_back(study, trial)
+    return len(trials)
 
 
 class Objective:
