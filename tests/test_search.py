@@ -666,7 +666,7 @@ def test_two_workers_share_a_study_and_one_survives_the_other(two_workers: subpr
 
 
 def test_a_killed_worker_is_replaced_and_one_that_gives_up_is_heard() -> None:
-    words = ["--space", "lr=0.1,0.2", *FLAGS]
+    words = ["--space", "lr=0.1,0.2", *FLAGS, "--epochs", "1000"]  # long enough to be interrupted
     crew = Crew(words, 1)
     (first, _), *_ = crew.at_work
     first.kill()
