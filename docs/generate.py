@@ -25,7 +25,8 @@ from capsnet.config import PRESETS, Config, from_dict, get_preset
 from capsnet.evaluation import mean_and_std, wilson_interval
 from capsnet.experiments.conduct import same_training
 from capsnet.search.ablation import BASE, outcomes, student
-from capsnet.search.report import best_first, cells_of, command
+from capsnet.search.report import best_first, command
+from capsnet.search.report import table as trial_table
 from capsnet.search.space import SPACES, train_flags
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -369,12 +370,14 @@ def hard() -> str:
     )
 
 
-def smaller_first() -> str:
-    """What fewer channels in the first convolution do to the time: two trainings, each on one core of two."""
-    whole, *_, smaller = read("search/best-hard")["networks"]
-    assert smaller["config"]["model"]["stem_channels"][0] == 16
-    share = smaller["seconds"] / smaller["steps"] / (whole["seconds"] / whole["steps"])
-    return f"With 16 channels a step took {100 * share:.0f} % of the time that it took with 32.\n"
+def stems() -> str:
+    """What a step takes with each of the stems that the best preset has had."""
+    five, smaller, seven = read("search/best-stems")["seconds_a_step"].values()
+    return (
+        f"A step with 16 channels takes {100 * smaller / five:.0f} % of the time that it takes with 32; one with seven "
+        f"convolutions (below) takes {100 * seven / smaller:.0f} % of that with 16 channels and five "
+        f"(`python docs/stems.py`, two cores).\n"
+    )
 
 
 def design() -> str:
@@ -393,7 +396,10 @@ def design() -> str:
         differences.append(having - without)
         rows.append((what, *(", ".join(map(str, side)) for side in sides), f"{differences[-1]:+.2f}"))
     chance = student(len(differences)) * math.sqrt(sum(d**2 for d in differences) / len(differences))
-    note = f"\nIf no setting mattered, 19 of 20 such differences would lie between −{chance:.0f} and +{chance:.0f}.\n"
+    note = (
+        f"\nIf no setting mattered, 19 of 20 such differences would lie between −{chance:.0f} and +{chance:.0f}; those "
+        f"of two single trainings, as in the next table, between −{2 * chance:.0f} and +{2 * chance:.0f}.\n"
+    )
     without_it = f"wrong of {configs[0].validation:,} without it"
     return table(["setting", without_it, "with it", "difference of the means"], rows) + note
 
@@ -477,13 +483,13 @@ def search(name: str) -> str:
         f"failed: {birth['seconds'] / 60:,.0f} minutes of training in all.{own}\n\n"
     )
     shown = complete[:5] + [trial for trial in complete[5:] if trial["number"] == 0]
-    columns = ["trial", "validation error, %", "95 % interval", "training", "epochs", "parameters", "values"]
     shares = ", ".join(f"`{field}` {100 * share:.0f} %" for field, share in found["importance"].items())
     rough = f"PED-ANOVA, a rough hint from {counts['complete']} trials"
-    matters = f"\nWhere the best five differ most from all trials ({rough}): {shares}.\n" if shares else ""
+    matters = f"\nWhere the best differ most from all trials ({rough}): {shares}.\n" if shares else ""
     again = command(from_dict(complete[0]["config"]))  # from today's presets, which may not be those of the study
     best = f"\nThe best, to be trained again:\n\n```\n{again}\n```\n"
-    return note + table(columns, map(cells_of, shown)) + matters + best
+    trials = trial_table(shown)
+    return note + table(trials.columns, trials.rows) + matters + best
 
 
 def paper_legs() -> str:
@@ -543,7 +549,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "best-candidates": candidates,
     "best-design": design,
     "best-hard": hard,
-    "smaller-first": smaller_first,
+    "best-stems": stems,
     "legs": paper_legs,
     "best": best,
     "best-before": best_before,

@@ -323,3 +323,15 @@ def test_mistakes_that_cannot_be_compared_are_refused_in_one_line(
         assert hard.main(words) == 2
         assert says in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+    seeded = {"data": "mnist", "seed": 0, "validation": 5000, "validation_choice": "seeded"}
+    others = [{"config": seeded}, {"config": seeded | {"validation_choice": "first"}}]
+    with pytest.raises(UserError, match="same digits"):
+        hard.held_back_by([run, run], others)
+
+
+def test_the_stems_that_best_has_had_are_timed_in_turn() -> None:
+    stems, best = script("stems"), get_preset("best")
+    assert stems.with_stem(best, "seven").model == best.model
+    steps = stems.seconds_a_step(replace(best, train_limit=40, batch_size=4), rounds=1)
+    assert list(steps) == list(stems.STEMS)
+    assert all(seconds > 0 for seconds in steps.values())
