@@ -840,6 +840,17 @@ def test_a_study_elsewhere_does_not_write_over_another_of_its_name(capsys: pytes
     assert not Path("other.db").exists()
 
 
+def test_a_new_study_does_not_write_over_the_outcome_of_one_that_is_gone(capsys: pytest.CaptureFixture[str]) -> None:
+    call = ["search", "--space", "lr=0.001,0.002", "--trials", "1", *FLAGS, "--study", "s"]
+    assert main(call) == 0
+    before = Path("results/search/s.json").read_bytes()
+    Path("runs/search/s.db").unlink()
+    assert main(call) == 2
+    assert "s.db, which is not there any more: choose another name with --study" in capsys.readouterr().err
+    assert Path("results/search/s.json").read_bytes() == before
+    assert not Path("runs/search/s.db").exists()
+
+
 @pytest.mark.parametrize("found", [[{"config": {}}], {"networks": []}])
 def test_a_study_does_not_write_over_a_file_about_something_else(
     found: Any, capsys: pytest.CaptureFixture[str]

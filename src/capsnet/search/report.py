@@ -258,14 +258,16 @@ def flat(found: dict[str, Any]) -> list[tuple[str, Any]]:
 
 
 def check_place(name: str, storage: str, folder: Path = FOLDER) -> None:
-    """Refuse to write over what is known of a study of the same name in another storage, or of something else."""
+    """Refuse to write over what is known of something else: a study in another storage, or in one that is gone."""
     file = folder / f"{name}.json"
     if not file.exists():
         return
     found = checkpoint.read_json(file)
     other = found.get("storage") if isinstance(found, dict) else None
-    if other != storage:
+    gone = storage.startswith("sqlite:///") and not Path(storage.removeprefix("sqlite:///")).exists()
+    if other != storage or gone:
         what = f"the study in {other}" if other else "something else"
+        what += ", which is not there any more" if other == storage else ""
         raise UserError(f"{file} is about {what}: choose another name with --study.")
 
 
