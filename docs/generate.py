@@ -372,7 +372,8 @@ def hard() -> str:
 
 def stems() -> str:
     """What a step takes with each of the stems that the best preset has had."""
-    five, smaller, seven = read("search/best-stems")["seconds_a_step"].values()
+    steps = read("search/best-stems")["seconds_a_step"]
+    five, smaller, seven = (steps[name] for name in ("five", "smaller-first", "seven"))
     return (
         f"A step with 16 channels takes {100 * smaller / five:.0f} % of the time that it takes with 32; one with seven "
         f"convolutions (below) takes {100 * seven / smaller:.0f} % of that with 16 channels and five "

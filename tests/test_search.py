@@ -122,6 +122,7 @@ def test_every_named_space_makes_networks_that_can_be_built(name: str) -> None:
         (["lr=0.1..0.01"], "is no range"),
         (["lr=0..0.1:log"], "is no range"),
         (["lr=0.1..x"], "lr takes a number, and not 'x'"),
+        (["lr=0.001.."], "lr=0.001.. is no range: write LOW..HIGH"),
         (["lr=0.001-0.01"], "A range is for --space: lr=0.001\\.\\.0.01"),
         (["lr=nan,1"], "a number, and not 'nan'"),
         (["epochs=1.5,2"], "a whole number, and not '1.5'"),
@@ -846,7 +847,7 @@ def test_a_new_study_does_not_write_over_the_outcome_of_one_that_is_gone(capsys:
     before = Path("results/search/s.json").read_bytes()
     Path("runs/search/s.db").unlink()
     assert main(call) == 2
-    assert "s.db, which is not there any more: choose another name with --study" in capsys.readouterr().err
+    assert "s.db, which is not here: choose another name with --study" in capsys.readouterr().err
     assert Path("results/search/s.json").read_bytes() == before
     assert not Path("runs/search/s.db").exists()
 

@@ -329,6 +329,19 @@ def test_mistakes_that_cannot_be_compared_are_refused_in_one_line(
         hard.held_back_by([run, run], others)
 
 
+def test_where_no_digit_is_wrong_by_all_nothing_is_written(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hard = script("hard")
+    monkeypatch.setattr(hard, "RESULT", tmp_path / "hard.json")
+    monkeypatch.setattr(hard, "held_back_by", lambda *_: None)
+    monkeypatch.setattr(hard, "evaluate", lambda *_: None)
+    monkeypatch.setattr(hard, "compared", lambda *_: {"wrong_by_all": 0})
+    assert hard.main([str(run)] * 2) == 2
+    assert "no digit is wrong by all" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
 def test_the_stems_that_best_has_had_are_timed_in_turn() -> None:
     stems, best = script("stems"), get_preset("best")
     assert stems.with_stem(best, "seven").model == best.model

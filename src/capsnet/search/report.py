@@ -267,7 +267,7 @@ def check_place(name: str, storage: str, folder: Path = FOLDER) -> None:
     gone = storage.startswith("sqlite:///") and not Path(storage.removeprefix("sqlite:///")).exists()
     if other != storage or gone:
         what = f"the study in {other}" if other else "something else"
-        what += ", which is not there any more" if other == storage else ""
+        what += ", which is not here" if other == storage else ""
         raise UserError(f"{file} is about {what}: choose another name with --study.")
 
 

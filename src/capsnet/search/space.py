@@ -226,7 +226,8 @@ def _range(name: str, text: str, hint: Any) -> Range:
             f"--space {name}={text} is a range, and {name} is no number: name its values, joined by commas."
         )
     numbers, _, kind = text.partition(":")
-    low, high = (_value(name, word, hint) for word in numbers.split("..", 1))
+    ends = [_value(name, word, hint) for word in numbers.split("..", 1) if word]
+    low, high = ends if len(ends) == 2 else (0, 0)  # one that is missing makes no range
     if kind not in ("", "log") or not low < high or (kind == "log" and low <= 0):
         raise UserError(
             f"--space {name}={text} is no range: write LOW..HIGH, LOW below HIGH, or LOW..HIGH:log with LOW above 0."
