@@ -364,9 +364,37 @@ def hard() -> str:
     most = ", ".join(map(str, counts[:-1]))
     alike, every = found["wrong_by_all_in_the_same_way"], found["wrong_by_all"]
     return (
-        f"{len(counts)} of these trainings had {most} and {counts[-1]} of the {found['held_back']:,} digits wrong. "
+        f"{len(counts)} trainings with half of the digits held back ([which](best.md#how-its-settings-were-chosen)) had "
+        f"{most} and {counts[-1]} of the {found['held_back']:,} wrong. "
         f"{every} of them, one in {found['held_back'] / every:.0f} of all, are the same digits each time, and {alike} "
         f"of these were taken for the same other digit each time.\n"
+    )
+
+
+def likeness() -> str:
+    """How alike the slants of MNIST's digits are, by their distance in its order."""
+    halves = read("writers")["likeness"]
+    apart = list(halves["odd"])
+    rows = [[f"{half} places", *(f"{halves[half][each]:.2f}" for each in apart)] for half in ("odd", "even")]
+    return table(["digits this far apart", *apart], rows)
+
+
+def writers() -> str:
+    """Errors on the same digits by networks that have seen more or less of their kind."""
+    found = read("writers")
+
+    def errors(half: str, key: str) -> str:
+        counts = [each[key] for each in found["trainings"] if each["half"] == half]
+        return f"{100 * sum(counts) / len(counts) / found['judged']:.2f} % ({', '.join(map(str, counts))})"
+
+    rows = [
+        [f"at {half} places", errors(half, "with"), errors(half, "without"), errors(other, "other_half")]
+        for half, other in (("odd", "even"), ("even", "odd"))
+    ]
+    trained, judged = found["trainings"][0]["trained_on"], found["judged"]
+    return (
+        table(["judged", "neighbours seen", "no neighbours seen", "none of their collection seen"], rows)
+        + f"\nPreset `quick` on {trained:,} digits, judged on {judged:,}; in brackets each seed's errors.\n"
     )
 
 
@@ -551,6 +579,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "best-design": design,
     "best-hard": hard,
     "best-stems": stems,
+    "likeness": likeness,
+    "writers": writers,
     "legs": paper_legs,
     "best": best,
     "best-before": best_before,

@@ -41,10 +41,11 @@ from capsnet.evaluation import evaluate
 from capsnet.experiments.conduct import Show
 from capsnet.experiments.plan import Row
 from capsnet.runs import Taken
-from capsnet.search import ablation, report, study
+from capsnet.search import ablation, report, storage, study
 from capsnet.search.ablation import SUSPECTS, Plan
 from capsnet.search.space import SPACES, Between, Choice, read, read_values, record, suggest, train_flags, with_values
-from capsnet.search.study import Budget, Pace, Task, ended, open_study, paced, storage_url, work
+from capsnet.search.storage import storage_url
+from capsnet.search.study import Budget, Pace, Task, ended, open_study, paced, work
 
 TINY = Config(
     train_limit=128, validation=100, batch_size=32, epochs=2, lr=0.003,
@@ -240,7 +241,7 @@ def test_where_every_trial_fails_the_search_ends_and_says_why(capsys: pytest.Cap
     with pytest.raises(UserError, match=r"all 5 trials failed.*batch of"):
         searched(task("batch_size=512,1024"), 20)
     assert main(["search", "--report", "--study", "s"]) == 1
-    assert "no trial has come to its end yet" in capsys.readouterr().out
+    assert "no trial has come to its end yet; other settings need another --study" in capsys.readouterr().out
 
 
 def test_what_failed_for_want_of_data_is_trained_once_the_data_are_there(
@@ -324,14 +325,14 @@ def test_a_full_disk_ends_the_search_and_costs_no_training(
 @pytest.mark.filterwarnings("ignore:Heartbeat")
 def test_a_trial_that_kills_its_workers_is_given_up_and_one_that_is_interrupted_never() -> None:
     made = opened(task())
-    with study.in_storage("sqlite://"):
-        for killed, times in ((False, 2 * study.KILLS), (True, study.KILLS + 1)):
+    with storage.in_storage("sqlite://"):
+        for killed, times in ((False, 2 * storage.KILLS), (True, storage.KILLS + 1)):
             for _ in range(times):
                 trial = made.ask()
                 made.tell(trial.number, state=TrialState.FAIL)
                 study.put_back(made, study.frozen(trial), killed)
     states = [trial.state.name for trial in made.trials]
-    assert states == ["FAIL"] * (3 * study.KILLS + 1)  # each time but the last it had been put back
+    assert states == ["FAIL"] * (3 * storage.KILLS + 1)  # each time but the last it had been put back
     assert len(ended(made.trials)) == 1
 
 
@@ -430,7 +431,7 @@ def test_a_trial_whose_worker_was_killed_at_its_very_beginning_is_done_by_anothe
         with pytest.warns(UserWarning, match="Heartbeat"):
             made.ask().set_user_attr("folder", "what the first one had")
         for _ in range(2):  # each is put back once only
-            with study.in_storage("sqlite://"):
+            with storage.in_storage("sqlite://"):
                 study.revive(made, grace=0)
     assert [trial.state for trial in made.trials] == [TrialState.FAIL, TrialState.FAIL, TrialState.WAITING]
     work(made, storage_url("", "s"), what, Budget(1))
@@ -540,7 +541,7 @@ def test_a_storage_that_is_none_is_said_so_in_a_line(url: str, said: str, capsys
 
 
 def test_a_locked_storage_is_said_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(study, "LOCKED", 0.1)
+    monkeypatch.setattr(storage, "LOCKED", 0.1)
     other = sqlite3.connect("locked.db", isolation_level=None)
     other.execute("BEGIN EXCLUSIVE")
     assert main(["search", "--space", "lr=0.1,0.2", "--storage", "locked.db", *FLAGS]) == 2
@@ -629,7 +630,7 @@ def running_workers(name: str) -> set[int]:
 def test_a_storage_whose_tables_another_worker_makes_at_this_moment_is_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    url, make, tries = storage_url("", "race"), study.RDBStorage, []
+    url, make, tries = storage_url("", "race"), storage.RDBStorage, []
 
     def racing(*args: Any, **options: Any) -> Any:
         tries.append(1)
@@ -640,14 +641,14 @@ def test_a_storage_whose_tables_another_worker_makes_at_this_moment_is_waited_fo
             raise sqlalchemy.exc.OperationalError("CREATE TABLE", {}, sqlite3.OperationalError("table already exists"))
         return make(*args, **options)
 
-    monkeypatch.setattr(study, "RDBStorage", racing)
-    monkeypatch.setattr(study, "WAIT", 0.01)
-    with study.in_storage(url):
-        assert study.connect(url).get_all_studies() == []
+    monkeypatch.setattr(storage, "RDBStorage", racing)
+    monkeypatch.setattr(storage, "BEING_MADE", 0.01)
+    with storage.in_storage(url):
+        assert storage.connect(url).get_all_studies() == []
     assert len(tries) == 3
     tries[:] = []
-    with pytest.raises(UserError, match="UNIQUE"), study.in_storage(url):
-        study.connect(url, attempts=1)
+    with pytest.raises(UserError, match="UNIQUE"), storage.in_storage(url):
+        storage.connect(url, attempts=1)
 
 
 def test_two_workers_share_a_study_and_one_survives_the_other(two_workers: subprocess.Popen[str]) -> None:
@@ -885,7 +886,7 @@ def test_two_workers_that_read_the_queue_at_once_do_not_take_the_same_trial(monk
 def test_a_study_without_a_finished_trial_has_a_report_too(capsys: pytest.CaptureFixture[str]) -> None:
     opened(task())
     assert main(["search", "--report", "--study", "s"]) == 0
-    assert "no trial has come to its end yet" in capsys.readouterr().out
+    assert "no trial has come to its end yet\n" in capsys.readouterr().out
 
 
 def test_the_live_table_shows_the_best_and_what_is_under_way() -> None:

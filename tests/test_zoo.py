@@ -348,3 +348,35 @@ def test_the_stems_that_best_has_had_are_timed_in_turn() -> None:
     steps = stems.seconds_a_step(replace(best, train_limit=40, batch_size=4), rounds=1)
     assert list(steps) == list(stems.STEMS)
     assert all(seconds > 0 for seconds in steps.values())
+
+
+def test_neighbours_are_kept_apart_and_both_ways_judge_the_same_digits() -> None:
+    writers = script("writers")
+    for half, first in writers.HALVES.items():
+        without, with_them = (writers.cuts(60_000, half, seed=0)[way] for way in ("without", "with"))
+        block = set(range(60_000 - 2 * writers.BLOCK + first, 60_000, 2))
+        for parts in (without, with_them):
+            judged = [place for _, places in parts for place in places.tolist()]
+            assert len(judged) == len(block)
+            assert set(judged) == block
+            assert {len(train) for train, _ in parts} == {25_000}
+            for train, places in parts:
+                assert not set(train.tolist()) & set(places.tolist())
+                assert all(place % 2 == first for place in train.tolist())
+        assert not set(without[0][0].tolist()) & block
+        assert all(len(set(train.tolist()) & block) == writers.BLOCK // 2 for train, _ in with_them)
+
+
+def test_a_digit_that_leans_is_told_from_one_that_does_not() -> None:
+    writers = script("writers")
+    upright, leaning = torch.zeros(2, 1, 28, 28, dtype=torch.uint8)
+    upright[0, 4:24, 14] = 255
+    for row in range(4, 24):
+        leaning[0, row, 24 - row // 2] = 255
+    lean = writers.slants(torch.stack([upright, leaning]))
+    assert lean[0].abs() < 1e-5
+    assert lean[1] == pytest.approx(-0.5, abs=0.01)
+    turns = torch.tensor([1.0, 2.0, 1.0, 2.0, 1.0, 2.0])
+    assert [round(writers.likeness(turns, apart), 3) for apart in (1, 2)] == [-1.0, 1.0]
+    beside = writers.beside_its_class(torch.tensor([1.0, 3.0, 11.0, 13.0]), torch.tensor([0, 0, 1, 1]))
+    assert beside.tolist() == pytest.approx([-(0.5**0.5), 0.5**0.5] * 2)

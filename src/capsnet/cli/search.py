@@ -143,7 +143,8 @@ def need_optuna() -> None:
 def look(flags: Search, argv: list[str]) -> int:
     """Open the study, work on it or have workers do so, and report."""
     from capsnet.search import report
-    from capsnet.search.study import Budget, Task, open_study, shown, storage_url, work
+    from capsnet.search.storage import shown, storage_url
+    from capsnet.search.study import Budget, Task, open_study, work
 
     task = Task(read(flags.space, flags.config), flags.config, flags.minutes)
     trials, until = limits(flags)
@@ -174,7 +175,8 @@ def limits(flags: Search) -> tuple[int, float]:
 
 def watch(study: Study, url: str, task: Task, budget: Budget, flags: Search, argv: list[str]) -> None:
     """Start the workers and show how far they are until the last has ended."""
-    from capsnet.search.study import ended, in_storage, shown, try_again
+    from capsnet.search.storage import in_storage, shown
+    from capsnet.search.study import ended, try_again
 
     secret = flags.storage or ""
     told = [word.replace(secret, shown(url)) if "://" in secret else word for word in argv]  # without a password
@@ -270,7 +272,7 @@ def interruptible() -> Iterator[None]:
 
 def follow(study: Study, url: str, task: Task, budget: Budget, crew: Crew, every: float = 1.0) -> None:
     """A live table, or a line now and then, until every worker has ended."""
-    from capsnet.search.study import in_storage
+    from capsnet.search.storage import in_storage
 
     logged = time.monotonic()
     with Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else ExitStack() as live:
@@ -331,7 +333,8 @@ def grid(*columns: str) -> Table:
 
 
 def look_back(flags: Search) -> int:
-    from capsnet.search.study import load_study, storage_url
+    from capsnet.search.storage import storage_url
+    from capsnet.search.study import load_study
 
     url = storage_url(flags.storage or "", flags.study or "search")
     return show(load_study(flags.study or "search", url), url, flags.json)
@@ -340,7 +343,7 @@ def look_back(flags: Search) -> int:
 def show(study: Study, url: str, as_json: bool) -> int:
     """Write the report and print what matters of it."""
     from capsnet.search import report
-    from capsnet.search.study import in_storage, shown
+    from capsnet.search.storage import in_storage, shown
 
     with in_storage(url):
         found = report.summary(study, shown(url))
@@ -354,7 +357,10 @@ def show(study: Study, url: str, as_json: bool) -> int:
         print()
     counts = found["counts"]
     print(f"{counts['complete']} trained to the end, {counts['pruned']} pruned, {counts['fail']} failed")
-    print(f"train the best:\n  {found['command']}" if found["command"] else "no trial has come to its end yet")
+    if found["command"]:
+        print(f"train the best (another number of threads may change its errors a little):\n  {found['command']}")
+    else:
+        print("no trial has come to its end yet" + ("; other settings need another --study" if failed else ""))
     if found["network"]:
         print(f"or test its network, which is kept:\n  capsnet evaluate {shlex.quote(found['network'])}")
     print("\n".join(map(str, paths)))

@@ -31,7 +31,7 @@ from capsnet.evaluation import wilson_interval
 from capsnet.experiments.plan import Table
 from capsnet.pretrained import starting_from
 from capsnet.search.space import train_flags
-from capsnet.search.study import FOLDER as TRAININGS
+from capsnet.search.storage import FOLDER as TRAININGS
 from capsnet.search.study import KILLED, ended
 
 if TYPE_CHECKING:
