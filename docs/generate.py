@@ -364,8 +364,8 @@ def hard() -> str:
     most = ", ".join(map(str, counts[:-1]))
     alike, every = found["wrong_by_all_in_the_same_way"], found["wrong_by_all"]
     return (
-        f"{len(counts)} trainings with half of the digits held back ([which](best.md#how-its-settings-were-chosen)) had "
-        f"{most} and {counts[-1]} of the {found['held_back']:,} wrong. "
+        f"{len(counts)} trainings that held half of the digits back ([which](best.md#how-its-settings-were-chosen)) "
+        f"had {most} and {counts[-1]} of these {found['held_back']:,} wrong. "
         f"{every} of them, one in {found['held_back'] / every:.0f} of all, are the same digits each time, and {alike} "
         f"of these were taken for the same other digit each time.\n"
     )
@@ -375,8 +375,10 @@ def likeness() -> str:
     """How alike the slants of MNIST's digits are, by their distance in its order."""
     halves = read("writers")["likeness"]
     apart = list(halves["odd"])
-    rows = [[f"{half} places", *(f"{halves[half][each]:.2f}" for each in apart)] for half in ("odd", "even")]
-    return table(["digits this far apart", *apart], rows)
+    rows = [
+        [f"{half} places", *(f"{round(halves[half][each], 2) + 0:.2f}" for each in apart)] for half in ("odd", "even")
+    ]
+    return table(["so far apart in their own half", *apart], rows)
 
 
 def writers() -> str:
@@ -393,7 +395,7 @@ def writers() -> str:
     ]
     trained, judged = found["trainings"][0]["trained_on"], found["judged"]
     return (
-        table(["judged", "neighbours seen", "no neighbours seen", "none of their collection seen"], rows)
+        table(["judged", "half of their neighbours seen", "as many others seen", "none of their collection seen"], rows)
         + f"\nPreset `quick` on {trained:,} digits, judged on {judged:,}; in brackets each seed's errors.\n"
     )
 

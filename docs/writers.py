@@ -1,17 +1,21 @@
 """Who wrote MNIST's training digits, as far as their order tells, and what that does to a validation error.
 
-    python docs/writers.py        a quarter of an hour on two cores; interrupted, it goes on
+    python docs/writers.py        twenty minutes on two cores; killed, it goes on
 
-MNIST was put together from two collections. Its training digits alternate between them, and one of the two is still in
-the order of its writers: neighbours lean alike. So a digit that is held back at random has a hundred neighbours by the
-same hand among the training digits, as no test digit has. How much that flatters is measured: networks that have seen
-other digits of the same writers, against networks that have not, on the same digits.
+MNIST was put together from two collections. Nearly to their end its training digits alternate between them, and one of
+the two is still in the order of its writers: neighbours lean alike. So a digit that is held back at random has
+neighbours by the same hand among the training digits, about a hundred by the fall of the likeness. Whether that
+flatters is measured: networks that have seen half of the digits around, against networks that have seen as many
+elsewhere, on the same digits; and what a network makes of the other collection, of which it has seen nothing.
 
-Written is results/writers.json, from which docs/generate.py makes two tables.
+Written are results/writers.json, from which docs/generate.py makes two tables, and a picture of digits of the other
+collection that a network has wrong.
 """
 
 from __future__ import annotations
 
+import json
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from capsnet import checkpoint, training
+from capsnet import checkpoint, figures, training
 from capsnet.config import Config, get_preset, to_dict
 from capsnet.data import Batches, Dataset, Splits, load
 from capsnet.data.seeds import generator
@@ -30,11 +34,18 @@ from capsnet.kernels.allocator import keep_memory
 from capsnet.models.registry import Model
 from capsnet.terminal import clock, say
 
-RESULT = Path(__file__).resolve().parent.parent / "results" / "writers.json"
+ROOT = Path(__file__).resolve().parent.parent
+RESULT, PICTURE = ROOT / "results" / "writers.json", ROOT / "docs" / "images" / "other-collection.png"
 APART = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)  # digits of one collection between which likeness is measured
-HALVES = {"even": 0, "odd": 1}  # by a digit's place among the 60,000
+HALVES = {"even": 0, "odd": 1}  # by a digit's place
+END = 58_000  # from a little later on both places are of the collection in order: the labels there count 0, 1, 2, …
 BLOCK = 5_000  # digits of each half that are judged: its last ones
+GAP = 200  # digits between what is judged and what is not, so that no writer is on both sides
 SEEDS = (0, 1, 2)
+
+
+def places_of(half: str) -> Tensor:
+    return torch.arange(HALVES[half], END, 2)
 
 
 # --- Likeness of neighbours --------------------------------------------------------------------------------------
@@ -67,26 +78,26 @@ def likeness(values: Tensor, apart: int) -> float:
 def order(digits: Dataset) -> dict[str, dict[str, float]]:
     """Of each half: the likeness of its digits, by how far apart they are in it."""
     lean = beside_its_class(slants(digits.images), digits.labels)
-    return {
-        half: {str(apart): round(likeness(lean[first::2], apart), 4) for apart in APART}
-        for half, first in HALVES.items()
-    }
+    return {half: {str(apart): round(likeness(lean[places_of(half)], apart), 4) for apart in APART} for half in HALVES}
 
 
 # --- What it does to a validation error --------------------------------------------------------------------------
 
 
-def cuts(n: int, half: str, seed: int) -> dict[str, list[tuple[Tensor, Tensor]]]:
-    """Places to train on and places to judge: without any digit of the last block, and with the other half of it.
+def cuts(half: str, seed: int) -> dict[str, list[tuple[Tensor, Tensor]]]:
+    """Places to train on and places to judge, twice: half of the last block is judged, and then the other half.
 
-    All trainings are on equally many digits, and both ways judge every digit of the block once.
+    Seen besides what all have seen are 2,500 digits: the rest of that block ("with"), or as many of another one
+    ("without").
     """
-    places = torch.arange(HALVES[half], n, 2)
-    before, block = places[:-BLOCK], places[-BLOCK:]
-    one, two = block[torch.randperm(BLOCK, generator=generator(seed, "writers"))].chunk(2)
+    places = places_of(half)
+    block, elsewhere = places[-BLOCK:], places[-2 * BLOCK - GAP : -BLOCK - GAP]
+    all_see = places[: -2 * BLOCK - 2 * GAP]
+    shuffled = torch.randperm(BLOCK, generator=generator(seed, "writers"))
+    (one, two), others = block[shuffled].chunk(2), elsewhere[shuffled].chunk(2)
     return {
-        "without": [(before, block)],
-        "with": [(torch.cat([before[BLOCK // 2 :], seen]), judged) for seen, judged in ((one, two), (two, one))],
+        "with": [(torch.cat([all_see, one]), two), (torch.cat([all_see, two]), one)],
+        "without": [(torch.cat([all_see, others[0]]), two), (torch.cat([all_see, others[1]]), one)],
     }
 
 
@@ -95,46 +106,61 @@ def trained(config: Config, digits: Dataset, places: Tensor) -> Model:
     with TemporaryDirectory() as folder:
         run = training.prepare(config, Path(folder))
         run.splits = Splits(digits.subset(places), digits.subset(places[:0]), digits.subset(places[:0]))
-        run.batches = Batches(run.splits.train, config.batch_size, config.seed, config.augment, epochs=config.epochs)
+        seen = run.splits.train.to(run.device)
+        run.batches = Batches(seen, config.batch_size, config.seed, config.augment, epochs=config.epochs)
         training.loop(run, [], lambda: False)
         return run.finished_model().eval()
 
 
 def measure(config: Config, digits: Dataset, half: str) -> dict[str, Any]:
-    """One seed's errors on the block of a half, and of the other half by the network that saw none of its digits."""
-    found: dict[str, Any] = {"half": half, "seed": config.seed, "trained_on": 0}
+    """One seed's errors on the block of a half, and on that of the other half by networks that saw none of its kind."""
+    began = time.perf_counter()
+    found: dict[str, Any] = {"half": half, "seed": config.seed, "with": 0, "without": 0, "other_half": 0}
     other = next(name for name in HALVES if name != half)
-    for way, parts in cuts(digits.n, half, config.seed).items():
-        errors = 0
-        for places, judged in parts:
+    for way, parts in cuts(half, config.seed).items():
+        for i, (places, judged) in enumerate(parts):
             model = trained(config, digits, places)
-            errors += evaluate(model, digits.subset(judged)).errors
+            found[way] += evaluate(model, digits.subset(judged)).errors
             found["trained_on"] = len(places)
-            if way == "without":
-                elsewhere = torch.arange(HALVES[other], digits.n, 2)[-BLOCK:]
-                found["other_half"] = evaluate(model, digits.subset(elsewhere)).errors
-        found[way] = errors
-    return found
+            if way == "without":  # either of its networks judges one half, so that every digit counts once here too
+                strange = places_of(other)[-BLOCK:].chunk(2)[i]
+                found["other_half"] += evaluate(model, digits.subset(strange)).errors
+    birth = checkpoint.certificate(
+        to_dict(config), time.perf_counter() - began, trainings=4, training_images=found["trained_on"]
+    )
+    return found | {"certificate": birth}
+
+
+def draw(config: Config, digits: Dataset) -> None:
+    """What a network that has seen odd places alone makes of the even ones."""
+    model = trained(config, digits, cuts("odd", config.seed)["without"][0][0])
+    strange = digits.subset(places_of("even")[-BLOCK:])
+    figures.save(
+        figures.mistakes(strange.images, evaluate(model, strange), 24, "Digits of a collection that it has not seen"),
+        PICTURE,
+    )
 
 
 def main() -> None:
     keep_memory()
-    digits = load("mnist", validation=0).train
-    config = get_preset("quick")
-    known = checkpoint.read_json(RESULT) if RESULT.exists() else {"judged": BLOCK, "trainings": []}
+    digits, config = load("mnist", validation=0).train, get_preset("quick")
+    design = json.loads(json.dumps({"end": END, "judged": BLOCK, "gap": GAP, "preset": to_dict(config)}))
+    known = checkpoint.read_json(RESULT) if RESULT.exists() else design | {"trainings": []}
+    if {name: known.get(name) for name in design} != design:
+        sys.exit(f"writers: {RESULT} was measured in another way; move it away to measure anew.")
     known["likeness"] = order(digits)
     done = {(each["seed"], each["half"]) for each in known["trainings"]}
     todo = [(seed, half) for seed in SEEDS for half in HALVES if (seed, half) not in done]
     began = time.perf_counter()
     for i, (seed, half) in enumerate(todo):
         left = clock((time.perf_counter() - began) / i * (len(todo) - i)) if i else "?"
-        say(f"{i + 1} of {len(todo)}: three trainings on {half} places, seed {seed}; about {left} left")
-        started = time.perf_counter()
-        found = measure(replace(config, seed=seed), digits, half)
-        birth = checkpoint.certificate(to_dict(replace(config, seed=seed)), time.perf_counter() - started)
-        known["trainings"].append(found | {"certificate": birth})
+        say(f"{i + 1} of {len(todo)}: four trainings on {half} places, seed {seed}; about {left} left")
+        known["trainings"].append(measure(replace(config, seed=seed), digits, half))
         checkpoint.write_json(RESULT, known)
-    print(RESULT)
+    if todo or not PICTURE.exists():
+        say("one more training, for the picture")
+        draw(config, digits)
+    print(RESULT, PICTURE)
 
 
 if __name__ == "__main__":

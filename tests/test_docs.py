@@ -59,10 +59,22 @@ def test_every_table_is_what_the_results_say() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def anchors(page: Path) -> set[str]:
+    """What GitHub calls the headings of a page: lower case, hyphens for spaces, no other signs."""
+    return {
+        re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+        for heading in re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    }
+
+
 def test_every_link_and_picture_of_the_pages_exists() -> None:
     for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
-        for target in re.findall(r"(?:\]\(|src=\")([^)#\"]+)", page.read_text()):
-            assert target.startswith("https://") or (page.parent / target).exists(), f"{page.name}: {target}"
+        for target, anchor in re.findall(r"(?:\]\(|src=\")([^)#\"]*)(?:#([^)\"]+))?", page.read_text()):
+            if target.startswith("https://"):
+                continue
+            place = page.parent / target if target else page
+            assert place.exists(), f"{page.name}: {target}"
+            assert not anchor or anchor in anchors(place), f"{page.name}: {target}#{anchor}"
 
 
 def test_the_readme_names_the_two_commands() -> None:

@@ -330,7 +330,7 @@ def test_a_trial_that_kills_its_workers_is_given_up_and_one_that_is_interrupted_
             for _ in range(times):
                 trial = made.ask()
                 made.tell(trial.number, state=TrialState.FAIL)
-                study.put_back(made, study.frozen(trial), killed)
+                storage.put_back(made, study.frozen(trial), killed)
     states = [trial.state.name for trial in made.trials]
     assert states == ["FAIL"] * (3 * storage.KILLS + 1)  # each time but the last it had been put back
     assert len(ended(made.trials)) == 1
@@ -725,23 +725,23 @@ def test_tidying_spares_what_others_may_still_need() -> None:
     what = task()
     made = searched(what, 1)
     best = made.trials[0].user_attrs["folder"]
-    objective = study.Objective(what, study.FOLDER / "s")
+    objective = study.Objective(what, storage.FOLDER / "s")
     for folder in ("dead", "lost"):  # of a worker that was killed a moment ago, and of one killed before it could tidy
-        (study.FOLDER / "s" / folder).mkdir()
+        (storage.FOLDER / "s" / folder).mkdir()
     for state, folder in ((TrialState.FAIL, "dead"), (TrialState.FAIL, best), (TrialState.PRUNED, "lost")):
         made.add_trial(optuna.trial.create_trial(state=state, user_attrs={"folder": folder}))
     objective.tidy(made)
-    assert {path.name for path in (study.FOLDER / "s").iterdir()} == {"dead", best}
+    assert {path.name for path in (storage.FOLDER / "s").iterdir()} == {"dead", best}
     objective.tidy(made, made.trials[1])  # its own
-    assert {path.name for path in (study.FOLDER / "s").iterdir()} == {best}
+    assert {path.name for path in (storage.FOLDER / "s").iterdir()} == {best}
     objective.tidy(made, made.trials[2])  # a second attempt at what is best by now
-    assert (study.FOLDER / "s" / best / checkpoint.MODEL_FILE).exists()
+    assert (storage.FOLDER / "s" / best / checkpoint.MODEL_FILE).exists()
 
 
 def test_what_a_killed_worker_left_of_a_finished_search_is_tidied_up() -> None:
     what = task()
     made = searched(what, 1)
-    state = study.FOLDER / "s" / made.trials[0].user_attrs["folder"] / checkpoint.STATE_FILE
+    state = storage.FOLDER / "s" / made.trials[0].user_attrs["folder"] / checkpoint.STATE_FILE
     state.write_bytes(b"")
     assert searched(what, 1).trials[0].state == TrialState.COMPLETE  # nothing is left to do
     assert not state.exists()

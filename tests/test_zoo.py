@@ -353,18 +353,25 @@ def test_the_stems_that_best_has_had_are_timed_in_turn() -> None:
 def test_neighbours_are_kept_apart_and_both_ways_judge_the_same_digits() -> None:
     writers = script("writers")
     for half, first in writers.HALVES.items():
-        without, with_them = (writers.cuts(60_000, half, seed=0)[way] for way in ("without", "with"))
-        block = set(range(60_000 - 2 * writers.BLOCK + first, 60_000, 2))
-        for parts in (without, with_them):
+        cuts = writers.cuts(half, seed=0)
+        block = set(range(writers.END - 2 * writers.BLOCK + first, writers.END, 2))
+        for parts in cuts.values():
             judged = [place for _, places in parts for place in places.tolist()]
             assert len(judged) == len(block)
             assert set(judged) == block
-            assert {len(train) for train, _ in parts} == {25_000}
             for train, places in parts:
                 assert not set(train.tolist()) & set(places.tolist())
                 assert all(place % 2 == first for place in train.tolist())
-        assert not set(without[0][0].tolist()) & block
-        assert all(len(set(train.tolist()) & block) == writers.BLOCK // 2 for train, _ in with_them)
+        assert len({len(train) for parts in cuts.values() for train, _ in parts}) == 1
+        assert all(len(set(train.tolist()) & block) == writers.BLOCK // 2 for train, _ in cuts["with"])
+        assert all(min(block) - int(train.max()) > 2 * writers.GAP for train, _ in cuts["without"])
+
+
+def test_the_digits_at_odd_places_are_in_the_order_of_their_writers_and_those_at_even_ones_are_not() -> None:
+    writers, digits = script("writers"), data.load("mnist", validation=0).train
+    found = writers.order(digits)
+    assert found["odd"]["1"] > 0.5
+    assert all(abs(found["even"][apart]) < 0.02 for apart in ("1", "2", "5", "10"))
 
 
 def test_a_digit_that_leans_is_told_from_one_that_does_not() -> None:
