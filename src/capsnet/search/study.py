@@ -320,9 +320,10 @@ class Objective:
             (self.folder / best.user_attrs["folder"] / checkpoint.STATE_FILE).unlink(missing_ok=True)
 
     def place(self, trial: Trial) -> Path:
-        """The trial's folder, which a second attempt finds again; no other trial of any study has the same."""
+        """The trial's folder, which a second attempt finds again under another number, so that none is in its name; no
+        other trial of any study has the same."""
         if "folder" not in trial.user_attrs:
-            trial.set_user_attr("folder", f"trial-{trial.number}-{secrets.token_hex(6)}")
+            trial.set_user_attr("folder", f"network-{secrets.token_hex(6)}")
         return self.folder / trial.user_attrs["folder"]
 
     def train(self, trial: Trial, config: Config, folder: Path) -> float:
