@@ -367,6 +367,9 @@ def test_an_interrupted_trial_goes_on_from_its_checkpoint(monkeypatch: pytest.Mo
     made = searched(what, 1)
     assert [trial.state for trial in made.trials] == [TrialState.FAIL, TrialState.COMPLETE]
     assert made.trials[0].params == made.trials[1].params
+    folder = made.trials[1].user_attrs["folder"]
+    assert folder == made.trials[0].user_attrs["folder"]
+    assert re.fullmatch("network-[0-9a-f]{12}", folder)  # no number, which would be that of the first
     assert steps == list(range(4, 12))  # not the first epoch's four
     assert [epoch for epoch, _, _ in made.trials[1].user_attrs["curve"]] == [1, 2, 3]
     assert len(ended(made.trials)) == 1

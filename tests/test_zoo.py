@@ -18,7 +18,7 @@ from capsnet import checkpoint, data, zoo
 from capsnet.cli import main
 from capsnet.config import PROMISES, from_dict, get_preset
 from capsnet.errors import UserError
-from capsnet.evaluation import Evaluation, mean_and_std
+from capsnet.evaluation import Evaluation, evaluate, mean_and_std
 from capsnet.experiments.conduct import same_training
 from pictures import photo_of
 
@@ -387,3 +387,31 @@ def test_a_digit_that_leans_is_told_from_one_that_does_not() -> None:
     assert [round(writers.likeness(turns, apart), 3) for apart in (1, 2)] == [-1.0, 1.0]
     beside = writers.beside_its_class(torch.tensor([1.0, 3.0, 11.0, 13.0]), torch.tensor([0, 0, 1, 1]))
     assert beside.tolist() == pytest.approx([-(0.5**0.5), 0.5**0.5] * 2)
+
+
+def test_a_networks_errors_are_counted_on_the_digits_that_it_has_not_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writers, digits = script("writers"), data.load("mnist", validation=0).train
+    for name, value in {"END": 1200, "BLOCK": 100, "GAP": 10, "SEEDS": (0,), "APART": (1, 10)}.items():
+        monkeypatch.setattr(writers, name, value)
+    monkeypatch.setattr(writers, "RESULT", tmp_path / "writers.json")
+    monkeypatch.setattr(writers, "PICTURE", tmp_path / "other.png")
+    quick = replace(get_preset("quick"), epochs=2, batch_size=10)
+    monkeypatch.setattr(writers, "get_preset", lambda _: quick)
+    writers.main()
+    known = json.loads((tmp_path / "writers.json").read_text())
+    even, odd = known["trainings"]
+    assert odd["trained_on"] == even["trained_on"] == 600 - 2 * 100 - 2 * 10 + 50
+    counted = 0
+    for places, judged in writers.cuts("odd", 0)["with"]:
+        counted += evaluate(writers.trained(quick, digits, places), digits.subset(judged)).errors
+    assert odd["with"] == counted
+    assert 0 < odd["with"] < 50  # it has learnt something, and not all
+    assert (tmp_path / "other.png").stat().st_size > 10_000
+
+    monkeypatch.setattr(writers, "measure", lambda *_: pytest.fail("it was measured already"))
+    writers.main()
+    monkeypatch.setattr(writers, "BLOCK", 90)
+    with pytest.raises(SystemExit, match="another way"):
+        writers.main()
