@@ -384,3 +384,90 @@ def test_a_decoder_never_emulates_bfloat16(hardware: bool, monkeypatch: pytest.M
         came = decoder(poses)
     assert came.dtype == (torch.bfloat16 if hardware else torch.float32)
     assert torch.equal(came, decoder(poses)) is not hardware
+
+
+# --- Groups: branches that do not see each other ------------------------------------------------------------------
+
+
+def test_a_primary_capsule_sees_the_channels_of_its_own_group_only() -> None:
+    torch.manual_seed(0)
+    layer, x = PrimaryCaps(6, types=9, dim=4, kernel_size=3, groups=3), torch.randn(2, 6, 7, 7)
+    other = x.clone()
+    other[:, 2:4] += 1  # the channels of group 1
+    changed = (layer(x) != layer(other)).any(-1).any(0)
+    assert changed.tolist() == [i % 3 == 1 for i in range(layer(x).shape[1])]
+
+
+@pytest.mark.parametrize("shared", [None, 6])
+@pytest.mark.parametrize("bias", [False, True])
+def test_each_group_is_routed_by_itself_and_the_parts_are_joined(shared: int | None, bias: bool) -> None:
+    torch.manual_seed(0)
+    k, u = 3, torch.randn(2, 24, 4)
+    layer = DenseCaps(24, 4, 5, 12, shared=shared, groups=k, bias=bias)
+    if layer.bias is not None:
+        nn.init.normal_(layer.bias)
+    v, trace = layer.route(u, trace=True)
+    assert trace is not None
+    lengths = []
+    for g in range(k):
+        alone = DenseCaps(8, 4, 5, 4, shared=shared and shared // k, bias=bias)
+        with torch.no_grad():
+            alone.weight.copy_(layer.weight[g::k])
+            if alone.bias is not None and layer.bias is not None:
+                alone.bias.copy_(layer.bias[:, 4 * g : 4 * g + 4])
+        part, how = alone.route(u[:, g::k], trace=True)
+        assert how is not None
+        mine = slice(4 * g, 4 * g + 4)
+        torch.testing.assert_close(v[..., mine], part / math.sqrt(k))
+        torch.testing.assert_close(trace.logits[:, :, g::k], how.logits)
+        torch.testing.assert_close(trace.couplings[:, :, g::k], how.couplings)
+        torch.testing.assert_close(trace.outputs[..., mine], how.outputs / math.sqrt(k))
+        torch.testing.assert_close(trace.votes[:, g::k, :, mine], how.votes)
+        assert trace.votes[:, g::k].count_nonzero() == how.votes.count_nonzero()
+        lengths.append(part.norm(dim=-1))
+    torch.testing.assert_close(v.norm(dim=-1), torch.stack(lengths).square().mean(0).sqrt())
+    torch.testing.assert_close(layer(u), v)
+
+
+def test_groups_that_do_not_come_out_even_are_refused() -> None:
+    for make in (
+        lambda: PrimaryCaps(6, types=4, groups=3),
+        lambda: PrimaryCaps(4, types=6, groups=3),
+        lambda: DenseCaps(12, 4, 5, 16, groups=3),
+        lambda: DenseCaps(10, 4, 5, 12, groups=3),
+        lambda: DenseCaps(12, 4, 5, 12, groups=3, shared=4),
+    ):
+        with pytest.raises(UserError, match="cannot be divided into 3 groups: choose a multiple of 3"):
+            make()
+
+
+def test_iterations_and_leak_can_be_others_for_once() -> None:
+    layer, u = DenseCaps(6, 4, 3, 5), torch.randn(2, 6, 4)
+    expected = dynamic_routing(u, layer.weight, iterations=1, leaky=True).v
+    torch.testing.assert_close(layer.route(u, iterations=1, leaky=True).v, expected)
+    assert (layer.iterations, layer.leaky) == (3, False)
+
+
+# --- bfloat16 between the layers of a stem ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("hardware", [False, True])
+def test_a_stem_computes_in_bfloat16_only_where_the_processor_has_it(
+    hardware: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(convolution, "has_bf16", lambda: hardware)
+    torch.manual_seed(0)
+    norm = nn.BatchNorm2d(8)
+    stem = nn.Sequential(Conv2d(1, 8, 3, bias=False), norm, nn.ReLU(), Conv2d(8, 8, 3, bias=False), nn.BatchNorm2d(8))
+    layer, images, seen = PrimaryCaps(8, 4, 4, 3), torch.rand(16, 1, 12, 12), []
+    expected = layer(stem(images))
+    norm.register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
+    with torch.autocast("cpu", torch.bfloat16):
+        u = layer.after(stem, images)
+    u.square().sum().backward()
+    assert seen == [torch.bfloat16 if hardware else torch.float32]
+    assert u.dtype == torch.float32
+    torch.testing.assert_close(u, expected, rtol=0.1, atol=0.03)
+    assert norm.running_var is not None
+    assert norm.running_var.dtype == torch.float32
+    assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in stem.parameters())

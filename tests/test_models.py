@@ -27,13 +27,15 @@ from torch.nn.utils import prune
 
 import capsnet
 from capsnet import checkpoint
-from capsnet.config import PRESETS, CapsNetConfig, CNNConfig, Config, from_dict, get_preset, to_dict
+from capsnet.config import PRESETS, CapsNetConfig, CNNConfig, Config, LossConfig, from_dict, get_preset, to_dict
+from capsnet.data import Batch
 from capsnet.errors import UserError
 from capsnet.functional import mask, one_hot
 from capsnet.layers import DenseCaps
 from capsnet.losses import margin_loss, reconstruction_loss
 from capsnet.models import CNN, CapsNet, build
 from capsnet.pretrained import create_model
+from capsnet.training import judged_lengths, labelled_loss
 
 TINY = CapsNetConfig(
     (1, 12, 12), 3, stem_channels=(8,), stem_kernels=(3,), primary_types=4, primary_dim=4, primary_kernel=3,
@@ -49,6 +51,67 @@ def tiny(**changes: Any) -> CapsNet:
 
 def parameters(model: nn.Module) -> int:
     return sum(p.numel() for p in model.parameters())
+
+
+# --- Branches ----------------------------------------------------------------------------------------------------
+
+BRANCHED = replace(
+    TINY, stem_channels=(4, 6, 6), stem_kernels=(3, 3, 1), stem_strides=(1, 1, 1), stem_norm=True, branches=2, trunk=1
+)
+
+
+def test_branches_share_the_trunk_and_nothing_else() -> None:
+    """What one branch is asked for reaches its own weights and the trunk's, and never the other branch's."""
+    model = CapsNet(BRANCHED)
+    output = model(torch.rand(4, 1, 12, 12))
+    judged = judged_lengths(model, output).unflatten(0, (2, 4))  # branch b j
+    judged[0].sum().backward()
+    conv, grouped = model.stem[3], model.stem[6]
+    assert isinstance(conv, nn.Conv2d)
+    assert isinstance(grouped, nn.Conv2d)
+    assert (model.stem[0].weight.grad != 0).any()  # type: ignore[union-attr, operator]
+    for weight in (conv.weight, grouped.weight, model.primary.conv.weight):
+        mine, others = weight.grad.chunk(2)  # type: ignore[union-attr]
+        assert (mine != 0).any()
+        assert (others == 0).all()
+    assert (model.caps[0].weight.grad[1::2] == 0).all()  # type: ignore[union-attr, index]
+
+
+def test_a_branched_networks_lengths_are_those_of_its_poses_and_the_mean_of_its_branches() -> None:
+    model = CapsNet(BRANCHED).eval()
+    output = model(torch.rand(4, 1, 12, 12), trace=True)
+    assert output.poses is not None
+    assert output.trace is not None
+    torch.testing.assert_close(output.lengths, output.poses.norm(dim=-1), atol=1e-4, rtol=0)
+    judged = judged_lengths(model, output).unflatten(0, (2, 4))
+    torch.testing.assert_close(output.lengths, judged.square().mean(0).sqrt(), atol=1e-4, rtol=0)
+    torch.testing.assert_close(output.trace.couplings.sum(-1), torch.ones(3, 4, output.trace.couplings.shape[2]))
+
+
+def test_the_loss_of_a_branched_network_is_the_mean_of_its_branches_losses() -> None:
+    model = CapsNet(BRANCHED)
+    images, targets = torch.rand(4, 1, 12, 12), one_hot(torch.tensor([0, 1, 2, 1]), 3)
+    output = model(images)
+    config = Config(model=BRANCHED, loss=LossConfig(reconstruction=0.0))
+    loss = labelled_loss(model, output, Batch(images, targets, targets, torch.arange(4)), config)
+    each = [margin_loss(part, targets) for part in judged_lengths(model, output).chunk(2)]
+    torch.testing.assert_close(loss.margin, (each[0] + each[1]) / 2)
+    assert each[0] != each[1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"trunk": 3}, "set trunk below that"),
+        ({"hidden_caps": ((4, 4),)}, "leave hidden_caps empty"),
+        ({"class_dim": 7}, "upper_dim=7 cannot be divided into 2 groups"),
+        ({"stem_channels": (4, 7, 6)}, "stem_channels=7 cannot be divided into 2 groups"),
+        ({"primary_types": 3}, "types=3 cannot be divided into 2 groups"),
+    ],
+)
+def test_branches_that_do_not_fit_are_refused(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        CapsNet(replace(BRANCHED, **changes))
 
 
 # --- Sizes -------------------------------------------------------------------------------------------------------

@@ -53,6 +53,11 @@ class CapsNetConfig:
     """Stride of each of them."""
     stem_norm: bool = False
     """Batch normalisation after each of them (the paper has none)."""
+    branches: int = 1
+    """Branches side by side, which do not see each other until the end: channels (after the trunk), types of primary
+    capsules and the numbers of a class capsule are divided among them. The paper has one."""
+    trunk: int = 0
+    """How many of the convolutions come before the branches part, and are shared."""
     primary_types: int = 32
     """Types of primary capsules at each position of the grid."""
     primary_dim: int = 8
@@ -88,8 +93,9 @@ class CapsNetConfig:
         check_range(
             self, 1, WIDEST, "image_shape", "num_classes", "stem_channels", "stem_kernels", "stem_strides",
             "primary_types", "primary_dim", "primary_kernel", "primary_stride", "hidden_caps", "class_dim",
-            "iterations", "decoder",
+            "iterations", "decoder", "branches",
         )  # fmt: skip
+        check_range(self, 0, WIDEST, "trunk")
 
 
 @dataclass(frozen=True)

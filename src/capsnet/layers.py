@@ -13,16 +13,18 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Literal, get_args
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from capsnet.errors import UserError, unknown
 from capsnet.functional import squash
 from capsnet.kernels import convolution, enabled
 from capsnet.kernels.stem import stem_conv2d, stem_pays
-from capsnet.routing import Routed
+from capsnet.routing import Routed, Trace
 from capsnet.routing import get as find_routing
 
 Init = Literal["default", "official"]
@@ -38,6 +40,13 @@ def truncated_normal_(weight: Tensor, std: float) -> None:
     nn.init.trunc_normal_(weight, std=std, a=-2 * std, b=2 * std)
 
 
+def check_groups(groups: int, **sizes: int) -> None:
+    """What is divided into groups has to be a multiple of their number."""
+    for name, size in sizes.items():
+        if size % groups:
+            raise UserError(f"{name}={size} cannot be divided into {groups} groups: choose a multiple of {groups}.")
+
+
 class Conv2d(nn.Conv2d):
     """A convolution without padding that takes the fastest path for its shape (see `capsnet.kernels.convolution`)."""
 
@@ -49,12 +58,14 @@ class Conv2d(nn.Conv2d):
         stride: int = 1,
         bias: bool = True,
         *,
+        groups: int = 1,
         init_std: float | None = None,
         device: torch.device | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         self.init_std = init_std
-        super().__init__(in_channels, out_channels, kernel_size, stride, bias=bias, device=device, dtype=dtype)
+        factory = {"device": device, "dtype": dtype}
+        super().__init__(in_channels, out_channels, kernel_size, stride, groups=groups, bias=bias, **factory)  # type: ignore[arg-type]
 
     def reset_parameters(self) -> None:
         """PyTorch's own initialisation, or the authors' where `init_std` is given (biases 0.1)."""
@@ -65,7 +76,7 @@ class Conv2d(nn.Conv2d):
                 nn.init.constant_(self.bias, 0.1)
 
     def forward(self, x: Tensor) -> Tensor:
-        return convolution.conv2d(x, self.weight, self.bias, self.stride[0])
+        return convolution.conv2d(x, self.weight, self.bias, self.stride[0], self.groups)
 
 
 class Linear(nn.Linear):
@@ -85,11 +96,23 @@ def has_hooks(module: nn.Module) -> bool:
     return bool(own) or torch.nn.modules.module._has_any_global_hook()
 
 
+def in_half(stem: nn.Sequential, images: Tensor) -> Tensor:
+    """stem(images); where bfloat16 is asked for and in hardware, all that lies between its layers is in bfloat16 too.
+
+    Convolutions round what they read to bfloat16 anyhow; norms and ReLUs then move half as many bytes, and they are bound
+    by that. Statistics are added up in float32, and float32 comes out.
+    """
+    if not enabled() or images.device.type != "cpu" or convolution.precision_for(images) != "bf16":
+        return stem(images)
+    return stem(images.to(torch.bfloat16, memory_format=torch.channels_last)).float()
+
+
 class PrimaryCaps(nn.Module):
     """The first capsules: a convolution whose channels are read as `types` capsules of `dim` numbers at each place.
 
     (b, c, h, w) → (b, h' w' types, dim). Eight CHANNELS at one position make a capsule, never eight pixels.
-    `factor` multiplies the convolution before bias and squash; the authors' code does so with 1/types.
+    `factor` multiplies the convolution before bias and squash; the authors' code does so with 1/types. With `groups` the
+    channels and types fall into that many groups which do not see each other; capsule i belongs to group i % groups.
 
     >>> PrimaryCaps(256, types=32, dim=8)(torch.randn(2, 256, 20, 20)).shape
     torch.Size([2, 1152, 8])
@@ -104,15 +127,17 @@ class PrimaryCaps(nn.Module):
         stride: int = 2,
         *,
         factor: float = 1.0,
+        groups: int = 1,
         init: Init = "default",
         device: torch.device | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         check_init(init)
-        self.types, self.dim, self.factor = types, dim, factor
-        std = 0.1 if init == "official" else None
-        self.conv = Conv2d(in_channels, types * dim, kernel_size, stride, init_std=std, device=device, dtype=dtype)
+        check_groups(groups, in_channels=in_channels, types=types)
+        self.types, self.dim, self.factor, self.groups = types, dim, factor, groups
+        std, factory = 0.1 if init == "official" else None, {"device": device, "dtype": dtype}
+        self.conv = Conv2d(in_channels, types * dim, kernel_size, stride, groups=groups, init_std=std, **factory)  # type: ignore[arg-type]
 
     def reset_parameters(self) -> None:
         self.conv.reset_parameters()
@@ -128,20 +153,21 @@ class PrimaryCaps(nn.Module):
         """
         conv1, conv2 = stem[0] if len(stem) else None, self.conv
         fits = len(stem) == 2 and type(conv1) is type(conv2) is Conv2d and isinstance(stem[1], nn.ReLU)
+        fits = fits and self.groups == 1
         if not fits or any(map(has_hooks, (stem, *stem, self, conv2))):
-            return self(stem(images))
+            return self(in_half(stem, images))
         assert isinstance(conv1, Conv2d)
         strides = conv1.stride[0], conv2.stride[0]
         if not stem_pays(images, conv1.weight, conv2.weight, *strides):
-            return self(stem(images))
+            return self(in_half(stem, images))
         return self.group(stem_conv2d(images, conv1.weight, conv1.bias, conv2.weight, conv2.bias, *strides))
 
     def group(self, s: Tensor) -> Tensor:
         """Channels of the convolution's output (b, types dim, h', w') as squashed capsules (b, h' w' types, dim)."""
         if self.factor != 1.0 and self.conv.bias is not None:
             s = s * self.factor + (1 - self.factor) * self.conv.bias.view(-1, 1, 1)  # factor · conv(x) + bias
-        capsules = s.permute(0, 2, 3, 1).unflatten(-1, (self.types, self.dim))  # b h w type p
-        return squash(capsules.flatten(1, 3))
+        capsules = s.permute(0, 2, 3, 1).unflatten(-1, (self.groups, -1, self.dim))  # b h w group type p
+        return squash(capsules.transpose(3, 4).flatten(1, 4))
 
     def check(self, x: Tensor) -> None:
         """Say what came and what was expected before a convolution says it less well."""
@@ -153,15 +179,18 @@ class PrimaryCaps(nn.Module):
             )
 
     def extra_repr(self) -> str:
-        return f"types={self.types}, dim={self.dim}, factor={self.factor:g}"
+        groups = f", groups={self.groups}" if self.groups > 1 else ""
+        return f"types={self.types}, dim={self.dim}, factor={self.factor:g}{groups}"
 
 
 class DenseCaps(nn.Module):
     """Capsules fully connected to capsules by routing: DigitCaps in the paper. (b, i, p) → (b, j, q).
 
     `shared` is the number of lower capsule types when one transformation serves all positions of a grid: W is then
-    (types, j, q, p), which is what lets large images and many classes fit. Large batches take a kernel that can be
-    differentiated once: second derivatives need `with capsnet.kernels.plain():`. Layers stack:
+    (types, j, q, p), which is what lets large images and many classes fit. With `groups` the lower capsules i with the
+    same i % groups are routed by themselves, to a part of each upper capsule's pose; the parts, joined and divided by
+    √groups, are the upper capsule, whose squared length is so the mean of theirs. Large batches take a kernel that can
+    be differentiated once: second derivatives need `with capsnet.kernels.plain():`. Layers stack:
 
     >>> hidden, top = DenseCaps(1152, 8, 20, 12), DenseCaps(20, 12, 10, 16)
     >>> top(hidden(torch.randn(2, 1152, 8))).shape
@@ -181,6 +210,7 @@ class DenseCaps(nn.Module):
         leaky: bool = False,
         detach: bool = False,
         shared: int | None = None,
+        groups: int = 1,
         init: Init = "default",
         device: torch.device | None = None,
         dtype: torch.dtype | None = None,
@@ -191,14 +221,15 @@ class DenseCaps(nn.Module):
                 f"DenseCaps shares transformations over {shared} capsule types and got {lower} lower capsules, "
                 f"which is no multiple of it: set shared to the types of PrimaryCaps."
             )
+        check_groups(groups, lower=lower, upper_dim=upper_dim, **({} if shared is None else {"shared": shared}))
         find_routing(routing)  # an unknown name is better refused here than in the first forward pass
         check_init(init)
         self.lower, self.lower_dim, self.upper, self.upper_dim = lower, lower_dim, upper, upper_dim
         self.iterations, self.routing, self.leaky, self.detach = iterations, routing, leaky, detach
-        self.shared, self.init = shared, init
+        self.shared, self.groups, self.init = shared, groups, init
         n = shared or lower
         self.weight = nn.Parameter(
-            torch.empty(n, upper, upper_dim, lower_dim, device=device, dtype=dtype)  # i j q p
+            torch.empty(n, upper, upper_dim // groups, lower_dim, device=device, dtype=dtype)  # i j q p
         )
         self.bias = nn.Parameter(torch.empty(upper, upper_dim, device=device, dtype=dtype)) if bias else None
         self.reset_parameters()
@@ -212,22 +243,30 @@ class DenseCaps(nn.Module):
             # MNIST (i = 1152, j = 10) this is the authors' 0.1. Shared votes of a grid's positions do not cancel out,
             # so there the sum over positions counts in full and only that over types as a root.
             types = self.shared or self.lower
-            votes = self.lower / types * math.sqrt(types)
+            votes = self.lower / types * math.sqrt(types / self.groups)
             nn.init.normal_(self.weight, std=min(1.0, self.upper / (3 * votes)))
         if self.bias is not None:
             nn.init.constant_(self.bias, 0.1 if self.init == "official" else 0.0)
 
-    def route(self, u: Tensor, trace: bool = False) -> Routed:
-        """Route, and return how it went as well: `Routed(v, trace)`."""
+    def route(
+        self, u: Tensor, trace: bool = False, *, iterations: int | None = None, leaky: bool | None = None
+    ) -> Routed:
+        """Route, and return how it went as well: `Routed(v, trace)`; `iterations` and `leaky` are its own unless given."""
         if u.dim() != 3 or u.shape[1:] != (self.lower, self.lower_dim):
             raise UserError(
                 f"DenseCaps expects (b, {self.lower}, {self.lower_dim}) and got {tuple(u.shape)}: "
                 f"set lower and lower_dim to what the layer below gives, or check its types and dim."
             )
-        return find_routing(self.routing)(
-            u, self.weight, self.bias,
-            iterations=self.iterations, leaky=self.leaky, detach=self.detach, trace=trace,
+        algorithm = partial(
+            find_routing(self.routing),
+            iterations=self.iterations if iterations is None else iterations,
+            leaky=self.leaky if leaky is None else leaky, detach=self.detach, trace=trace,
         )  # fmt: skip
+        if self.groups == 1:
+            return algorithm(u, self.weight, self.bias)
+        k = self.groups
+        biases: Sequence[Tensor | None] = [None] * k if self.bias is None else self.bias.chunk(k, 1)
+        return join_groups([algorithm(u[:, g::k].contiguous(), self.weight[g::k], biases[g]) for g in range(k)])
 
     def forward(self, u: Tensor) -> Tensor:
         return self.route(u).v
@@ -235,10 +274,29 @@ class DenseCaps(nn.Module):
     def extra_repr(self) -> str:
         options = "".join(f", {name}" for name in ("leaky", "detach") if getattr(self, name))
         shared = f", shared={self.shared}" if self.shared else ""
+        shared += f", groups={self.groups}" if self.groups > 1 else ""
         return (
             f"{self.lower}×{self.lower_dim} → {self.upper}×{self.upper_dim}, routing={self.routing}, "
             f"iterations={self.iterations}, bias={self.bias is not None}{shared}{options}"
         )
+
+
+def join_groups(parts: Sequence[Routed]) -> Routed:
+    """Capsules that were routed in groups as one layer's: lower ones in their order, poses joined and divided by √groups.
+
+    A vote of group g speaks of its own part of the pose alone, and is zero in the others.
+    """
+    k, scale = len(parts), 1 / math.sqrt(len(parts))
+    v = torch.cat([part.v for part in parts], -1) * scale
+    traces = [part.trace for part in parts if part.trace is not None]
+    if not traces:
+        return Routed(v)
+    logits, couplings = (
+        torch.stack([getattr(trace, name) for trace in traces], 3).flatten(2, 3) for name in ("logits", "couplings")
+    )
+    outputs = torch.cat([trace.outputs for trace in traces], -1) * scale
+    padded = [F.pad(t.votes, (g * t.votes.shape[-1], (k - 1 - g) * t.votes.shape[-1])) for g, t in enumerate(traces)]
+    return Routed(v, Trace(logits, couplings, outputs, torch.stack(padded, 2).flatten(1, 2)))
 
 
 class Decoder(nn.Module):

@@ -243,8 +243,11 @@ def architecture(config: ModelConfig, grid: tuple[int, int] | None = None) -> st
         parts += [f"fully connected {width}" for width in config.hidden]
         return " → ".join([*parts, f"{config.num_classes} outputs"])
     norm = ", batch norm" if config.stem_norm else ""
-    for channels, kernel, stride in zip(config.stem_channels, config.stem_kernels, config.stem_strides, strict=True):
+    sizes = zip(config.stem_channels, config.stem_kernels, config.stem_strides, strict=True)
+    for depth, (channels, kernel, stride) in enumerate(sizes):
         step = f", stride {stride}" if stride > 1 else ""
+        if config.branches > 1 and depth == config.trunk:
+            parts.append(f"{config.branches} branches, in all")
         parts.append(f"convolution {kernel}×{kernel}, {channels}{step}{norm}")
     place = f" on {grid[0]}×{grid[1]}" if grid else ""
     parts.append(f"primary capsules: {config.primary_types} types of {config.primary_dim}-D{place}")

@@ -30,6 +30,7 @@ from capsnet.data.progress import notice
 from capsnet.data.seeds import generator
 from capsnet.errors import UserError
 from capsnet.evaluation import Evaluation, evaluate, few
+from capsnet.functional import lengths
 from capsnet.losses import classification_loss, margin_loss, reconstruction_loss, teacher_loss
 from capsnet.models.base import Output
 from capsnet.models.registry import Model, build
@@ -70,13 +71,29 @@ def labelled_loss(model: Model, output: Output, batch: Batch, config: Config) ->
     if output.logits is not None and c.cnn == "entropy":
         loss = classification_loss(output.logits.float(), batch.targets, model.multi_label)
         return Losses(loss, loss, zero)
+    judged = judged_lengths(model, output)  # b or, one branch after the other, k·b
     margin = margin_loss(
-        output.lengths if output.logits is None else output.logits.float().sigmoid(), batch.targets,
+        judged, batch.targets.repeat(len(judged) // len(batch.targets), 1),
         present=c.present, absent=c.absent, down_weight=c.down_weight, reduction=c.margin_reduction,
     )  # fmt: skip
     painted, wanted = paint(model, output, batch) if c.reconstruction else (None, batch.images)
     error = zero if painted is None else reconstruction_loss(painted.float(), wanted)
     return Losses(margin + c.reconstruction * error, margin, error)
+
+
+def judged_lengths(model: Model, output: Output) -> Tensor:
+    """What the margin loss judges (b, j): a CNN's probabilities, a capsule network's lengths.
+
+    Of several branches each is judged by itself, (k·b, j): only so does each learn to name the class, and they differ in
+    their mistakes.
+    """
+    if output.logits is not None:
+        return output.logits.float().sigmoid()
+    k = getattr(model.config, "branches", 1)
+    if k == 1 or output.poses is None:
+        return output.lengths
+    parts = output.poses.unflatten(-1, (k, -1)) * math.sqrt(k)  # b j k q
+    return lengths(parts).permute(2, 0, 1).flatten(0, 1)
 
 
 def paint(model: Model, output: Output, batch: Batch) -> tuple[Tensor | None, Tensor]:

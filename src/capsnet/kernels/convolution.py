@@ -317,15 +317,16 @@ def choose_tile(x: Tensor, size: tuple[int, ...], weight: Tensor, stride: int) -
     return best_tile(b, c, o, (sides[0], sides[1]), (sides[2], sides[3]), stride, training)
 
 
-def _plain(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int) -> Tensor:
+def _plain(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, groups: int = 1) -> Tensor:
+    options: dict[str, int] = {"stride": stride, "groups": groups}
     if not enabled() or x.device.type != "cpu" or x.dtype == torch.float64 or not wants_bf16(x):
-        return F.conv2d(x, weight, bias, stride)
+        return F.conv2d(x, weight, bias, **options)
     if has_bf16():
         if x.dim() == 4:  # bfloat16's own convolutions want channels last; what comes after one is so already
             x = x.contiguous(memory_format=torch.channels_last)
-        return F.conv2d(x, weight, bias, stride).to(x.dtype)
+        return F.conv2d(x, weight, bias, **options).to(x.dtype)
     with torch.autocast("cpu", enabled=False):
-        return F.conv2d(x.float(), weight.float(), None if bias is None else bias.float(), stride).to(x.dtype)
+        return F.conv2d(x.float(), weight.float(), None if bias is None else bias.float(), **options).to(x.dtype)
 
 
 def patches_pay(x: Tensor, weight: Tensor, stride: int) -> bool:
@@ -354,7 +355,7 @@ def _patches(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int) -> Ten
     return y.unflatten(0, patches.shape[:3]).permute(0, 3, 1, 2)
 
 
-def conv2d(x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: int = 1) -> Tensor:
+def conv2d(x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: int = 1, groups: int = 1) -> Tensor:
     """F.conv2d without padding, by the fastest of three ways: (b, c, h, w), (o, c, kh, kw) → (b, o, h', w').
 
     The bilinear form is taken on CPUs, for float32 and bfloat16, where `best_tile` reckons from the multiply-adds
@@ -367,6 +368,8 @@ def conv2d(x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: int = 
     up in float32 anyhow and squash and routing want it. Emulated it would be four times slower: without hardware
     all is computed in float32, by a form with fewer products and errors near 1e-4, where bfloat16's are near 1e-2.
     """
+    if groups > 1:  # smaller products than the other ways are made for
+        return _plain(x, weight, bias, stride, groups)
     tile = choose_tile(x, x.shape, weight, stride)
     if tile is None:
         return (_patches if patches_pay(x, weight, stride) else _plain)(x, weight, bias, stride)

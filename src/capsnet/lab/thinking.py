@@ -19,8 +19,7 @@ from capsnet.errors import UserError
 from capsnet.functional import lengths
 from capsnet.layers import DenseCaps
 from capsnet.models import CapsNet, Model
-from capsnet.routing import Routed, Trace
-from capsnet.routing import get as find_routing
+from capsnet.routing import Trace
 from capsnet.routing.dynamic import procedure_1
 
 MOST_ITERATIONS = 10
@@ -70,7 +69,7 @@ def _encode_capsules(
     u = primary = model.primary.after(model.stem, pixels[None])
     for layer in model.caps:
         assert isinstance(layer, DenseCaps)
-        v, how = route(layer, u, iterations, leaky)
+        v, how = layer.route(u, trace=True, iterations=iterations, leaky=leaky)
         u = v
     assert how is not None
     length = lengths(v[0])
@@ -82,12 +81,6 @@ def _encode_capsules(
         **seen_by_class(how, focus),
     }  # fmt: skip
     return {"kind": "capsnet", "iterations": iterations, "leaky": leaky, "focus": focus}, arrays
-
-
-def route(layer: DenseCaps, u: Tensor, iterations: int, leaky: bool) -> Routed:
-    """A layer's routing with other options than its own, traced."""
-    algorithm = find_routing(layer.routing)
-    return algorithm(u, layer.weight, layer.bias, iterations=iterations, leaky=leaky, detach=layer.detach, trace=True)
 
 
 def entropy(couplings: Tensor, leaky: bool) -> Tensor:
@@ -105,10 +98,12 @@ def entropy(couplings: Tensor, leaky: bool) -> Tensor:
 def agreement(couplings: Tensor, votes: Tensor, outputs: Tensor) -> Tensor:
     """The cosine between votes û_{j|i} and output v_j, averaged over i with the couplings as weights.
 
-    couplings (t, i, j), votes (i, j, q), outputs (t, j, q) → (t, j)
+    couplings (t, i, j), votes (i, j, q), outputs (t, j, q) → (t, j). A branch's votes speak of a part of the pose alone:
+    they are compared with that part.
     """
     direction = torch.nn.functional.normalize(votes, dim=-1)
-    cosine = torch.einsum("ijq,tjq->tij", direction, torch.nn.functional.normalize(outputs, dim=-1))
+    spoken_of = outputs.unsqueeze(1) * (votes != 0)  # t i j q
+    cosine = torch.einsum("ijq,tijq->tij", direction, torch.nn.functional.normalize(spoken_of, dim=-1))
     return (couplings * cosine).sum(1) / couplings.sum(1).clamp(min=1e-12)
 
 

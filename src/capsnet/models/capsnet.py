@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from capsnet.config import CapsNetConfig
 from capsnet.errors import UserError
 from capsnet.functional import lengths, mask
-from capsnet.layers import Conv2d, Decoder, DenseCaps, PrimaryCaps
+from capsnet.layers import Conv2d, Decoder, DenseCaps, PrimaryCaps, check_groups
 from capsnet.models.base import Classifier, Output
 
 
@@ -38,11 +38,13 @@ class CapsNet(Classifier):
         super().__init__(config)
         factory = {"device": device, "dtype": dtype}
         self.grid = grid_size(config)
+        check_branches(config)
         self.stem = build_stem(config, **factory)  # type: ignore[arg-type]
         self.primary = PrimaryCaps(
             config.stem_channels[-1] if config.stem_channels else config.image_shape[0],
             config.primary_types, config.primary_dim, config.primary_kernel, config.primary_stride,
-            factor=1 / config.primary_types if config.primary_factor else 1.0, init=config.init, **factory,  # type: ignore[arg-type]
+            factor=1 / config.primary_types if config.primary_factor else 1.0, groups=config.branches,
+            init=config.init, **factory,  # type: ignore[arg-type]
         )  # fmt: skip
         self.caps = nn.Sequential(*self._capsule_layers(factory))
         self.decoder = None
@@ -58,7 +60,7 @@ class CapsNet(Classifier):
         sizes += [*c.hidden_caps, (c.num_classes, c.class_dim)]
         options = {
             "iterations": c.iterations, "routing": c.routing, "bias": c.routing_bias, "leaky": c.leaky,
-            "detach": c.detach, "init": c.init, **factory,
+            "detach": c.detach, "init": c.init, "groups": c.branches, **factory,
         }  # fmt: skip
         return [
             DenseCaps(*lower, *upper, shared=c.primary_types if c.shared and depth == 0 else None, **options)
@@ -105,6 +107,15 @@ class CapsNet(Classifier):
         return self.decoder(poses)
 
 
+def check_branches(config: CapsNetConfig) -> None:
+    """Branches part within the stem and are joined in the class capsules: what else is asked for is refused here."""
+    if config.branches > 1 and (config.trunk >= len(config.stem_channels) or config.hidden_caps):
+        raise UserError(
+            f"{config.branches} branches need a trunk of fewer convolutions than the stem's {len(config.stem_channels)} "
+            f"and no hidden_caps: set trunk below that and leave hidden_caps empty."
+        )
+
+
 def grid_size(config: CapsNetConfig) -> tuple[int, int]:
     """Height and width of the primary capsules' grid; an image that is too small is said so here."""
     sides = list(config.image_shape[1:])
@@ -129,10 +140,13 @@ def build_stem(
     """Convolution, batch norm if asked for, ReLU; for each entry of the config."""
     layers: list[nn.Module] = []
     before = config.image_shape[0]
-    for channels, kernel, stride in zip(config.stem_channels, config.stem_kernels, config.stem_strides, strict=True):
-        std = 0.05 if config.init == "official" else None
+    options = {"init_std": 0.05 if config.init == "official" else None, "device": device, "dtype": dtype}
+    sizes = zip(config.stem_channels, config.stem_kernels, config.stem_strides, strict=True)
+    for depth, (channels, kernel, stride) in enumerate(sizes):
         bias = not config.stem_norm  # a norm takes any bias away again
-        layers.append(Conv2d(before, channels, kernel, stride, bias, init_std=std, device=device, dtype=dtype))
+        groups = config.branches if depth > config.trunk else 1  # the first after the trunk sees all of it
+        check_groups(config.branches if depth >= config.trunk else 1, stem_channels=channels)
+        layers.append(Conv2d(before, channels, kernel, stride, bias, groups=groups, **options))  # type: ignore[arg-type]
         if config.stem_norm:
             layers.append(nn.BatchNorm2d(channels, device=device, dtype=dtype))
         layers.append(nn.ReLU(inplace=True))
