@@ -36,6 +36,20 @@ NETWORKS: dict[str, tuple[ModelConfig, bool]] = {  # with whether images have se
         False,
     ),
     "once": (replace(TINY, iterations=1, leaky=True, shared=True, stem_norm=False, image_shape=(3, 20, 24)), True),
+    "branched": (
+        replace(
+            TINY,
+            stem_channels=(4, 6),
+            stem_kernels=(3, 1),
+            stem_strides=(1, 1),
+            branches=2,
+            trunk=1,
+            primary_types=4,
+            class_dim=6,
+            routing_bias=True,
+        ),
+        False,
+    ),
     "cnn": (CNNConfig((1, 12, 12), 4, (5, 6), (3, 3), (2, 1), (8,)), False),
     "several": (CNNConfig((1, 12, 12), 4, (5,), (3,), (2,), (8,)), True),
 }
@@ -92,7 +106,7 @@ def test_an_onnx_file_gives_what_the_model_gives_for_any_batch(name: str, desk: 
     agree(model, export.load_onnx(content))
 
 
-@pytest.mark.parametrize("name", ["norm", "stacked", "cnn"])
+@pytest.mark.parametrize("name", ["norm", "stacked", "branched", "cnn"])
 def test_a_torch_program_gives_what_the_model_gives_for_any_batch(name: str, desk: Path) -> None:
     model = make(name)
     content = (desk / "digits.pt2").read_bytes() if name == "norm" else export.to_torch(model)

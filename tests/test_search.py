@@ -152,6 +152,8 @@ def test_a_whole_stem_changes_its_three_lists_together() -> None:
     model = with_values(TINY, {"stem": "wide"}).model
     assert isinstance(model, CapsNetConfig)
     assert len(model.stem_channels) == len(model.stem_kernels) == len(model.stem_strides) == 3
+    branched = with_values(TINY, {"model.branches": 2, "model.trunk": 1})
+    assert with_values(branched, {"stem": "wide"}).model == model
 
 
 @pytest.mark.parametrize("name", ["quick", "paper", "expanded-cnn"])

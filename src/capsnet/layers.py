@@ -99,8 +99,8 @@ def has_hooks(module: nn.Module) -> bool:
 def in_half(stem: nn.Sequential, images: Tensor) -> Tensor:
     """stem(images); where bfloat16 is asked for and in hardware, all that lies between its layers is in bfloat16 too.
 
-    Convolutions round what they read to bfloat16 anyhow; norms and ReLUs then move half as many bytes, and they are bound
-    by that. Statistics are added up in float32, and float32 comes out.
+    Convolutions round what they read to bfloat16 anyhow; norms and ReLUs then move half as many bytes, which is what
+    they wait for. Statistics are added up in float32, and float32 comes out.
     """
     if not enabled() or images.device.type != "cpu" or convolution.precision_for(images) != "bf16":
         return stem(images)
@@ -111,7 +111,7 @@ class PrimaryCaps(nn.Module):
     """The first capsules: a convolution whose channels are read as `types` capsules of `dim` numbers at each place.
 
     (b, c, h, w) → (b, h' w' types, dim). Eight CHANNELS at one position make a capsule, never eight pixels.
-    `factor` multiplies the convolution before bias and squash; the authors' code does so with 1/types. With `groups` the
+    `factor` multiplies the convolution before bias and squash; the authors' code does so with 1/types. With `groups`
     channels and types fall into that many groups which do not see each other; capsule i belongs to group i % groups.
 
     >>> PrimaryCaps(256, types=32, dim=8)(torch.randn(2, 256, 20, 20)).shape
@@ -251,7 +251,7 @@ class DenseCaps(nn.Module):
     def route(
         self, u: Tensor, trace: bool = False, *, iterations: int | None = None, leaky: bool | None = None
     ) -> Routed:
-        """Route, and return how it went as well: `Routed(v, trace)`; `iterations` and `leaky` are its own unless given."""
+        """Route, and return how it went as well: `Routed(v, trace)`; with other options than its own where given."""
         if u.dim() != 3 or u.shape[1:] != (self.lower, self.lower_dim):
             raise UserError(
                 f"DenseCaps expects (b, {self.lower}, {self.lower_dim}) and got {tuple(u.shape)}: "
@@ -282,7 +282,7 @@ class DenseCaps(nn.Module):
 
 
 def join_groups(parts: Sequence[Routed]) -> Routed:
-    """Capsules that were routed in groups as one layer's: lower ones in their order, poses joined and divided by √groups.
+    """Capsules that were routed in groups as one layer's: lower ones in order, poses joined and divided by √groups.
 
     A vote of group g speaks of its own part of the pose alone, and is zero in the others.
     """

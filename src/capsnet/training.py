@@ -84,8 +84,7 @@ def labelled_loss(model: Model, output: Output, batch: Batch, config: Config) ->
 def judged_lengths(model: Model, output: Output) -> Tensor:
     """What the margin loss judges (b, j): a CNN's probabilities, a capsule network's lengths.
 
-    Of several branches each is judged by itself, (k·b, j): only so does each learn to name the class, and they differ in
-    their mistakes.
+    Of several branches each is judged by itself, (k·b, j), so that each learns to name the class alone.
     """
     if output.logits is not None:
         return output.logits.float().sigmoid()

@@ -98,8 +98,8 @@ def entropy(couplings: Tensor, leaky: bool) -> Tensor:
 def agreement(couplings: Tensor, votes: Tensor, outputs: Tensor) -> Tensor:
     """The cosine between votes û_{j|i} and output v_j, averaged over i with the couplings as weights.
 
-    couplings (t, i, j), votes (i, j, q), outputs (t, j, q) → (t, j). A branch's votes speak of a part of the pose alone:
-    they are compared with that part.
+    couplings (t, i, j), votes (i, j, q), outputs (t, j, q) → (t, j). A branch's votes speak of a part of the pose
+    alone: they are compared with that part.
     """
     direction = torch.nn.functional.normalize(votes, dim=-1)
     spoken_of = outputs.unsqueeze(1) * (votes != 0)  # t i j q

@@ -111,8 +111,8 @@ def check_branches(config: CapsNetConfig) -> None:
     """Branches part within the stem and are joined in the class capsules: what else is asked for is refused here."""
     if config.branches > 1 and (config.trunk >= len(config.stem_channels) or config.hidden_caps):
         raise UserError(
-            f"{config.branches} branches need a trunk of fewer convolutions than the stem's {len(config.stem_channels)} "
-            f"and no hidden_caps: set trunk below that and leave hidden_caps empty."
+            f"{config.branches} branches need a trunk of fewer than the {len(config.stem_channels)} convolutions of "
+            f"the stem, and no hidden_caps: set trunk below that and leave hidden_caps empty."
         )
 
 

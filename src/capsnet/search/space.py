@@ -318,13 +318,13 @@ def check_judge(base: Config) -> None:
 
 
 def with_values(base: Config, values: Mapping[str, Any]) -> Config:
-    """The config with fields changed, by their dotted names; `stem` changes the three lists of the stem."""
+    """The config with fields changed, by their dotted names; `stem` changes its three lists, and has no branches."""
     sections: dict[str, dict[str, Any]] = {"": {}, "model": {}, "loss": {}, "augment": {}}
     for name, value in values.items():
         section, _, field = name.rpartition(".")
         if name == "stem":
             lists = ("stem_channels", "stem_kernels", "stem_strides")
-            sections["model"] |= dict(zip(lists, STEMS[value], strict=True))
+            sections["model"] |= dict(zip(lists, STEMS[value], strict=True)) | {"branches": 1, "trunk": 0}
         else:
             sections[section][field] = value
     top = sections.pop("")
