@@ -91,6 +91,12 @@ def write_model(folder: Path, config: ModelConfig, data: str = "mnist", multi_la
 SMALL = {"stem_channels": (4,), "stem_kernels": (9,), "stem_strides": (2,), "primary_types": 2, "primary_dim": 4}
 
 
+BRANCHED = {
+    "stem_channels": (4, 8), "stem_kernels": (9, 3), "stem_strides": (2, 1), "branches": 2, "trunk": 1,
+    "primary_types": 4, "primary_dim": 4, "primary_kernel": 5, "class_dim": 6,
+}  # fmt: skip
+
+
 def write_models(folder: Path) -> list[str]:
     """One model of every kind that the page has to cope with."""
     return [
@@ -98,6 +104,7 @@ def write_models(folder: Path) -> list[str]:
         write_model(folder / "small-cnn", CNNConfig(channels=(4,), kernels=(5,), pool=(4,), hidden=(8,))),
         write_model(folder / "leaky", CapsNetConfig(**SMALL, leaky=True, class_dim=1, decoder=(8,))),
         write_model(folder / "deep", CapsNetConfig(**SMALL, hidden_caps=((6, 5),), decoder=(8,))),
+        write_model(folder / "branched", CapsNetConfig(**BRANCHED, decoder=(8,))),
         write_model(folder / "two-digits", CapsNetConfig((1, 36, 36), **SMALL, decoder=(8,)), "multimnist", True),
         write_model(folder / "colour", CapsNetConfig((3, 32, 32), 3, **SMALL, decoder=(8,)), "folder:/secret/place"),
     ]

@@ -73,6 +73,17 @@ def test_the_paper_networks_multiply_adds_are_counted_as_known() -> None:
     assert bench.multiply_adds(CapsNetConfig()) == conv1 + primary + decoder + votes * 8 + 6 * votes
 
 
+def test_branches_multiply_what_they_see_and_no_more() -> None:
+    config = CapsNetConfig(
+        (1, 10, 10), 3, stem_channels=(4, 6), stem_kernels=(3, 3), stem_strides=(1, 1), branches=2, trunk=1,
+        primary_types=4, primary_dim=2, primary_kernel=3, primary_stride=1, class_dim=6, decoder=(), iterations=1,
+    )  # fmt: skip
+    convolutions = 64 * 4 * 9 + 36 * 6 * 4 * 9 + 16 * 8 * 3 * 9
+    votes = 16 * 4 * 3 * 3
+    assert bench.multiply_adds(config) == convolutions + votes * 2 + 2 * votes
+    assert "public" not in bench.Case(config, 1).sides
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [

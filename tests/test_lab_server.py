@@ -26,6 +26,7 @@ from capsnet.cli import main
 from capsnet.functional import lengths
 from capsnet.lab import thinking, wire
 from capsnet.lab.guard import CSP, Guard
+from capsnet.layers import DenseCaps
 from capsnet.models import CapsNet
 from capsnet.routing.dynamic import dynamic_routing, procedure_1
 from lab_server import Running, running_lab, write_models
@@ -171,7 +172,7 @@ def test_the_plane_of_the_votes_keeps_their_spread(lab: Running, digits: data.Da
     np.testing.assert_allclose(drawn, arrays["outputs"][:, 4] @ plane, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["no-decoder", "small-cnn", "leaky", "deep", "two-digits", "colour"])
+@pytest.mark.parametrize("name", ["no-decoder", "small-cnn", "leaky", "deep", "branched", "two-digits", "colour"])
 def test_every_kind_of_model_answers(lab: Running, name: str) -> None:
     about = next(entry for entry in lab.json("/api/models")["models"] if entry["name"] == name)
     header, arrays = encode(lab, pixels_of(torch.rand(about["image_shape"])), model=name)
@@ -182,6 +183,22 @@ def test_every_kind_of_model_answers(lab: Running, name: str) -> None:
         assert arrays["couplings"].shape == (about["iterations"], about["routed"], len(about["classes"]))
         assert arrays["votes2d"].shape == (about["routed"], 2)
         assert arrays["primary"].shape[0] == np.prod(about["grid"]) * about["primary_types"]
+
+
+def test_votes_agree_with_the_part_of_the_pose_that_their_branch_speaks_of() -> None:
+    torch.manual_seed(0)
+    k, layer, u = 3, DenseCaps(12, 4, 5, 6, groups=3), torch.randn(1, 12, 4)
+    _, how = layer.route(u, trace=True)
+    assert how is not None
+    couplings, votes, outputs = how.couplings[:, 0], how.votes[0], how.outputs[:, 0]
+    found = thinking.agreement(couplings, votes, outputs, k)
+    cosine = torch.zeros(3, 12, 5)
+    for i in range(12):
+        part = slice(2 * (i % k), 2 * (i % k) + 2)
+        cosine[:, i] = torch.cosine_similarity(votes[None, i, :, part], outputs[..., part], dim=-1)
+    torch.testing.assert_close(found, (couplings * cosine).sum(1) / couplings.sum(1))
+    one = thinking.agreement(torch.ones(1, 1, 1), torch.tensor([[[1.0, 0.0]]]), torch.tensor([[[0.6, 0.8]]]))
+    assert one.item() == pytest.approx(0.6)  # a vote that is zero somewhere is no branch's
 
 
 def test_the_decoder_handed_over_paints_what_torch_paints(lab: Running, model: CapsNet) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -15,7 +16,8 @@ from torch.nn.utils import prune
 
 from capsnet.errors import UserError
 from capsnet.functional import squash
-from capsnet.kernels import convolution
+from capsnet.kernels import convolution, plain
+from capsnet.kernels.routing import worth_it
 from capsnet.kernels.stem import stem_conv2d
 from capsnet.layers import Conv2d, Decoder, DenseCaps, PrimaryCaps
 from capsnet.pretrained import create_model
@@ -451,6 +453,39 @@ def test_iterations_and_leak_can_be_others_for_once() -> None:
 # --- bfloat16 between the layers of a stem ------------------------------------------------------------------------
 
 
+def test_a_large_batch_is_routed_in_groups_by_the_kernel_as_by_the_plain_form() -> None:
+    torch.manual_seed(0)
+    layer, found = DenseCaps(384, 8, 10, 24, groups=3, bias=True), []
+    u = torch.randn(48, 384, 8, requires_grad=True)
+    assert worth_it(u[:, ::3], layer.weight[::3])
+    for way in (nullcontext(), plain()):
+        with way:
+            v = layer(u)
+            v.square().sum().backward()
+        found.append((v.detach(), u.grad, layer.weight.grad))
+        u.grad = layer.weight.grad = None
+    for fast, slow in zip(*found, strict=True):
+        torch.testing.assert_close(fast, slow, rtol=1e-3, atol=1e-4)
+
+
+def test_fresh_capsules_of_a_group_are_as_long_as_without_groups() -> None:
+    torch.manual_seed(0)
+    u = torch.randn(8, 384, 8) * 0.2
+    grouped, alone = DenseCaps(384, 8, 10, 24, groups=3), DenseCaps(128, 8, 10, 8)
+    assert grouped.weight.std().item() == pytest.approx(alone.weight.std().item(), rel=0.05)
+    assert grouped(u).norm(dim=-1).mean().item() == pytest.approx(alone(u[:, ::3]).norm(dim=-1).mean().item(), rel=0.3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_a_stem_of_another_dtype_keeps_it(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(convolution, "has_bf16", lambda: True)
+    stem = nn.Sequential(Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU()).to(dtype)
+    layer = PrimaryCaps(8, 4, 4, 3).to(dtype)
+    for autocast in (False, True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            assert layer.after(stem, torch.rand(4, 1, 12, 12, dtype=dtype)).dtype in (dtype, torch.bfloat16)
+
+
 @pytest.mark.parametrize("hardware", [False, True])
 def test_a_stem_computes_in_bfloat16_only_where_the_processor_has_it(
     hardware: bool, monkeypatch: pytest.MonkeyPatch
@@ -471,3 +506,8 @@ def test_a_stem_computes_in_bfloat16_only_where_the_processor_has_it(
     assert norm.running_var is not None
     assert norm.running_var.dtype == torch.float32
     assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in stem.parameters())
+    entered = []
+    stem.register_forward_pre_hook(lambda module, inputs: entered.append(inputs[0].dtype))
+    with plain(), torch.autocast("cpu", torch.bfloat16):
+        layer.after(stem, images)
+    assert entered == [torch.float32]

@@ -69,6 +69,7 @@ def test_branches_share_the_trunk_and_nothing_else() -> None:
     conv, grouped = model.stem[3], model.stem[6]
     assert isinstance(conv, nn.Conv2d)
     assert isinstance(grouped, nn.Conv2d)
+    assert (conv.groups, grouped.groups) == (1, 2)  # the first after the trunk sees all of it
     assert (model.stem[0].weight.grad != 0).any()  # type: ignore[union-attr, operator]
     for weight in (conv.weight, grouped.weight, model.primary.conv.weight):
         mine, others = weight.grad.chunk(2)  # type: ignore[union-attr]
@@ -102,11 +103,12 @@ def test_the_loss_of_a_branched_network_is_the_mean_of_its_branches_losses() -> 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"trunk": 3}, "set trunk below that"),
+        ({"trunk": 3}, "use a longer stem or a smaller trunk"),
         ({"hidden_caps": ((4, 4),)}, "leave hidden_caps empty"),
-        ({"class_dim": 7}, "upper_dim=7 cannot be divided into 2 groups"),
-        ({"stem_channels": (4, 7, 6)}, "stem_channels=7 cannot be divided into 2 groups"),
-        ({"primary_types": 3}, "types=3 cannot be divided into 2 groups"),
+        ({"class_dim": 7}, "class_dim=7 cannot be shared out among 2 branches: choose a multiple of 2"),
+        ({"stem_channels": (4, 7, 6)}, "stem_channels=7 cannot be shared out"),
+        ({"primary_types": 3}, "primary_types=3 cannot be shared out"),
+        ({"branches": 1}, "trunk=1 is for a network with branches"),
     ],
 )
 def test_branches_that_do_not_fit_are_refused(changes: dict[str, Any], said: str) -> None:

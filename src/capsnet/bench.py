@@ -90,7 +90,7 @@ class Case:
     @property
     def sides(self) -> tuple[str, ...]:
         """The public style is written for one kind of network, the paper's."""
-        paper_like = len(self.model.stem_channels) == 1 and not self.model.stem_norm
+        paper_like = len(self.model.stem_channels) == 1 and not self.model.stem_norm and self.model.branches == 1
         return SIDES if paper_like else SIDES[1:]
 
     def described(self) -> str:
@@ -363,12 +363,14 @@ def multiply_adds(config: CapsNetConfig) -> int:
     c, h, w = config.image_shape
     total, channels = 0, c
     outs = [*config.stem_channels, config.primary_types * config.primary_dim]
-    for out, kernel, stride in zip(
+    sizes = zip(
         outs, [*config.stem_kernels, config.primary_kernel], [*config.stem_strides, config.primary_stride], strict=True
-    ):
+    )
+    for depth, (out, kernel, stride) in enumerate(sizes):
         h, w = (h - kernel) // stride + 1, (w - kernel) // stride + 1
-        total, channels = total + h * w * out * channels * kernel**2, out
-    votes = h * w * config.primary_types * config.num_classes * config.class_dim
+        seen = channels // (config.branches if depth > config.trunk else 1)
+        total, channels = total + h * w * out * seen * kernel**2, out
+    votes = h * w * config.primary_types * config.num_classes * config.class_dim // config.branches
     total += votes * config.primary_dim + 2 * config.iterations * votes
     widths = [config.num_classes * config.class_dim, *config.decoder, math.prod(config.image_shape)]
     return total + sum(a * b for a, b in pairwise(widths)) * bool(config.decoder)

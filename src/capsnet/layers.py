@@ -5,7 +5,8 @@
 paper's equations of `capsnet.functional` and `capsnet.routing`.
 
 Deviations on purpose: `PrimaryCaps` orders its capsules as (h w type), because that is how a channels-last
-convolution leaves them in memory; the order is of no consequence for the paper.
+convolution leaves them in memory; the order is of no consequence for the paper. Capsules may fall into `groups` that do
+not see each other, the branches of a network, which the paper has not: group g has the capsules i with i % groups = g.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ def truncated_normal_(weight: Tensor, std: float) -> None:
 
 def check_groups(groups: int, **sizes: int) -> None:
     """What is divided into groups has to be a multiple of their number."""
+    if groups < 1:
+        raise UserError(f"groups={groups} is too small: it should be 1 or more.")
     for name, size in sizes.items():
         if size % groups:
             raise UserError(f"{name}={size} cannot be divided into {groups} groups: choose a multiple of {groups}.")
@@ -102,7 +105,8 @@ def in_half(stem: nn.Sequential, images: Tensor) -> Tensor:
     Convolutions round what they read to bfloat16 anyhow; norms and ReLUs then move half as many bytes, which is what
     they wait for. Statistics are added up in float32, and float32 comes out.
     """
-    if not enabled() or images.device.type != "cpu" or convolution.precision_for(images) != "bf16":
+    cpu = enabled() and images.device.type == "cpu" and images.dtype == torch.float32 and images.dim() == 4
+    if not cpu or convolution.precision_for(images) != "bf16":
         return stem(images)
     return stem(images.to(torch.bfloat16, memory_format=torch.channels_last)).float()
 
@@ -150,6 +154,7 @@ class PrimaryCaps(nn.Module):
         """The same as self(stem(images)); where the stem is a convolution and a ReLU one kernel may do it, faster.
 
         That kernel calls none of the modules, so it is not taken where one of them has a hook that waits for a call.
+        Under autocast a stem's numbers may be rounded between its layers: see `in_half`.
         """
         conv1, conv2 = stem[0] if len(stem) else None, self.conv
         fits = len(stem) == 2 and type(conv1) is type(conv2) is Conv2d and isinstance(stem[1], nn.ReLU)
@@ -284,7 +289,8 @@ class DenseCaps(nn.Module):
 def join_groups(parts: Sequence[Routed]) -> Routed:
     """Capsules that were routed in groups as one layer's: lower ones in order, poses joined and divided by √groups.
 
-    A vote of group g speaks of its own part of the pose alone, and is zero in the others.
+    A vote of group g speaks of its own part of the pose alone, and is zero in the others. `outputs` are divided as v
+    is; the logits grew by agreement with what the groups gave themselves, √groups times as long.
     """
     k, scale = len(parts), 1 / math.sqrt(len(parts))
     v = torch.cat([part.v for part in parts], -1) * scale
@@ -297,6 +303,11 @@ def join_groups(parts: Sequence[Routed]) -> Routed:
     outputs = torch.cat([trace.outputs for trace in traces], -1) * scale
     padded = [F.pad(t.votes, (g * t.votes.shape[-1], (k - 1 - g) * t.votes.shape[-1])) for g, t in enumerate(traces)]
     return Routed(v, Trace(logits, couplings, outputs, torch.stack(padded, 2).flatten(1, 2)))
+
+
+def split_groups(v: Tensor, groups: int) -> Tensor:
+    """What the groups gave themselves, out of what `join_groups` made of it: (b, j, q) → (groups, b, j, q / groups)."""
+    return v.unflatten(-1, (groups, -1)).movedim(-2, 0) * math.sqrt(groups)
 
 
 class Decoder(nn.Module):

@@ -246,9 +246,8 @@ def architecture(config: ModelConfig, grid: tuple[int, int] | None = None) -> st
     sizes = zip(config.stem_channels, config.stem_kernels, config.stem_strides, strict=True)
     for depth, (channels, kernel, stride) in enumerate(sizes):
         step = f", stride {stride}" if stride > 1 else ""
-        if config.branches > 1 and depth == config.trunk:
-            parts.append(f"{config.branches} branches, in all")
-        parts.append(f"convolution {kernel}×{kernel}, {channels}{step}{norm}")
+        apart = f" in {config.branches} branches" if config.branches > 1 and depth >= config.trunk else ""
+        parts.append(f"convolution {kernel}×{kernel}, {channels}{apart}{step}{norm}")
     place = f" on {grid[0]}×{grid[1]}" if grid else ""
     parts.append(f"primary capsules: {config.primary_types} types of {config.primary_dim}-D{place}")
     parts += [f"{number} capsules of {dim}-D" for number, dim in config.hidden_caps]

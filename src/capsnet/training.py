@@ -31,6 +31,7 @@ from capsnet.data.seeds import generator
 from capsnet.errors import UserError
 from capsnet.evaluation import Evaluation, evaluate, few
 from capsnet.functional import lengths
+from capsnet.layers import split_groups
 from capsnet.losses import classification_loss, margin_loss, reconstruction_loss, teacher_loss
 from capsnet.models.base import Output
 from capsnet.models.registry import Model, build
@@ -91,8 +92,7 @@ def judged_lengths(model: Model, output: Output) -> Tensor:
     k = getattr(model.config, "branches", 1)
     if k == 1 or output.poses is None:
         return output.lengths
-    parts = output.poses.unflatten(-1, (k, -1)) * math.sqrt(k)  # b j k q
-    return lengths(parts).permute(2, 0, 1).flatten(0, 1)
+    return lengths(split_groups(output.poses, k)).flatten(0, 1)
 
 
 def paint(model: Model, output: Output, batch: Batch) -> tuple[Tensor | None, Tensor]:

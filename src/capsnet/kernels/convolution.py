@@ -358,6 +358,8 @@ def _patches(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int) -> Ten
 def conv2d(x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: int = 1, groups: int = 1) -> Tensor:
     """F.conv2d without padding, by the fastest of three ways: (b, c, h, w), (o, c, kh, kw) → (b, o, h', w').
 
+    With `groups` the weight is (o, c / groups, kh, kw), and F.conv2d answers.
+
     The bilinear form is taken on CPUs, for float32 and bfloat16, where `best_tile` reckons from the multiply-adds
     and the traffic of both that it is faster. Where it is not, a product over patches answers for single images under
     large kernels (`patches_pay`), and F.conv2d for all else. `torch.compile` makes a program for each batch size.

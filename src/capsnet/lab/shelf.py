@@ -30,7 +30,7 @@ from capsnet.models.registry import build
 from capsnet.terminal import say
 
 IN_MEMORY = 4
-FAVOURITES = ("best-mnist", "quick-mnist")
+FAVOURITES = ("quick-mnist", "best-mnist")  # the first has one routing to watch, and fits on one screen
 DIGITS = ("mnist", "multimnist", "expanded-mnist", "affine-mnist")  # what is made of MNIST's digits
 
 
@@ -103,6 +103,7 @@ def describe_capsules(config: CapsNetConfig) -> dict[str, Any]:
         "primary_types": config.primary_types,
         "primary_dim": config.primary_dim,
         "class_dim": config.class_dim,
+        "branches": config.branches,
         "routed": config.hidden_caps[-1][0] if config.hidden_caps else height * width * config.primary_types,
         "iterations": config.iterations,
         "leaky": config.leaky,

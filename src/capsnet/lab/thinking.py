@@ -77,7 +77,7 @@ def _encode_capsules(
     couplings, outputs, votes = how.couplings[:, 0], how.outputs[:, 0], how.votes[0]
     arrays = {
         "lengths": length, "poses": v[0], "primary": primary[0], "couplings": couplings, "outputs": outputs,
-        "entropy": entropy(couplings, leaky), "agreement": agreement(couplings, votes, outputs),
+        "entropy": entropy(couplings, leaky), "agreement": agreement(couplings, votes, outputs, model.config.branches),
         **seen_by_class(how, focus),
     }  # fmt: skip
     return {"kind": "capsnet", "iterations": iterations, "leaky": leaky, "focus": focus}, arrays
@@ -95,15 +95,16 @@ def entropy(couplings: Tensor, leaky: bool) -> Tensor:
     return torch.special.entr(couplings).sum(-1).mean(-1) / math.log(max(choices, 2))
 
 
-def agreement(couplings: Tensor, votes: Tensor, outputs: Tensor) -> Tensor:
+def agreement(couplings: Tensor, votes: Tensor, outputs: Tensor, branches: int = 1) -> Tensor:
     """The cosine between votes û_{j|i} and output v_j, averaged over i with the couplings as weights.
 
     couplings (t, i, j), votes (i, j, q), outputs (t, j, q) → (t, j). A branch's votes speak of a part of the pose
     alone: they are compared with that part.
     """
-    direction = torch.nn.functional.normalize(votes, dim=-1)
-    spoken_of = outputs.unsqueeze(1) * (votes != 0)  # t i j q
-    cosine = torch.einsum("ijq,tijq->tij", direction, torch.nn.functional.normalize(spoken_of, dim=-1))
+    parts = votes.unflatten(0, (-1, branches)).unflatten(-1, (branches, -1)).diagonal(dim1=1, dim2=3)  # m j q k
+    direction = torch.nn.functional.normalize(parts, dim=2)
+    towards = torch.nn.functional.normalize(outputs.unflatten(-1, (branches, -1)), dim=-1)  # t j k q
+    cosine = torch.einsum("mjqk,tjkq->tmkj", direction, towards).flatten(1, 2)
     return (couplings * cosine).sum(1) / couplings.sum(1).clamp(min=1e-12)
 
 

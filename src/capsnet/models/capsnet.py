@@ -1,6 +1,7 @@
 """The capsule network of section 4: convolutional stem → PrimaryCaps → DenseCaps → Decoder.
 
-With the default config it is the paper's network for MNIST (Fig. 1 and 2); every size is a field of the config.
+With the default config it is the paper's network for MNIST (Fig. 1 and 2); every size is a field of the config. Ours
+and not the paper's: a stem may part into branches, which come together again in the class capsules.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from capsnet.config import CapsNetConfig
 from capsnet.errors import UserError
 from capsnet.functional import lengths, mask
-from capsnet.layers import Conv2d, Decoder, DenseCaps, PrimaryCaps, check_groups
+from capsnet.layers import Conv2d, Decoder, DenseCaps, PrimaryCaps
 from capsnet.models.base import Classifier, Output
 
 
@@ -108,12 +109,23 @@ class CapsNet(Classifier):
 
 
 def check_branches(config: CapsNetConfig) -> None:
-    """Branches part within the stem and are joined in the class capsules: what else is asked for is refused here."""
-    if config.branches > 1 and (config.trunk >= len(config.stem_channels) or config.hidden_caps):
+    """Branches part within the stem, share out what comes after, and are joined in the class capsules."""
+    k, trunk, depth = config.branches, config.trunk, len(config.stem_channels)
+    if k == 1 and trunk:
+        raise UserError(f"trunk={trunk} is for a network with branches: set branches above 1, or trunk to 0.")
+    if k == 1:
+        return
+    if trunk >= depth:
         raise UserError(
-            f"{config.branches} branches need a trunk of fewer than the {len(config.stem_channels)} convolutions of "
-            f"the stem, and no hidden_caps: set trunk below that and leave hidden_caps empty."
+            f"branches={k} part within the stem, and it has {depth} convolutions of which trunk={trunk} are shared: "
+            f"use a longer stem or a smaller trunk."
         )
+    if config.hidden_caps:
+        raise UserError(f"branches={k} have no capsules between primary and class capsules: leave hidden_caps empty.")
+    shared_out = {"primary_types": (config.primary_types,), "class_dim": (config.class_dim,)}
+    for name, sizes in {"stem_channels": config.stem_channels[trunk:], **shared_out}.items():
+        if wrong := [size for size in sizes if size % k]:
+            raise UserError(f"{name}={wrong[0]} cannot be shared out among {k} branches: choose a multiple of {k}.")
 
 
 def grid_size(config: CapsNetConfig) -> tuple[int, int]:
@@ -145,7 +157,6 @@ def build_stem(
     for depth, (channels, kernel, stride) in enumerate(sizes):
         bias = not config.stem_norm  # a norm takes any bias away again
         groups = config.branches if depth > config.trunk else 1  # the first after the trunk sees all of it
-        check_groups(config.branches if depth >= config.trunk else 1, stem_channels=channels)
         layers.append(Conv2d(before, channels, kernel, stride, bias, groups=groups, **options))  # type: ignore[arg-type]
         if config.stem_norm:
             layers.append(nn.BatchNorm2d(channels, device=device, dtype=dtype))

@@ -22,7 +22,10 @@ from capsnet.errors import unknown
 
 
 class Trace(NamedTuple):
-    """What happened inside, for every iteration t. Figures, tests and pages read it; nothing is computed twice."""
+    """What happened inside, for every iteration t. Figures, tests and pages read it; nothing is computed twice.
+
+    Of a layer with groups: see `capsnet.layers.join_groups`.
+    """
 
     logits: Tensor  # (t, b, i, j) b_ij going into the softmax
     couplings: Tensor  # (t, b, i, j) c_ij that came out; sums to 1 over j, to less where the routing is leaky

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from capsnet import config as settings
 from capsnet.config import CapsNetConfig, Config
 from capsnet.errors import UserError, unknown
+from capsnet.models.capsnet import check_branches
 from capsnet.pretrained import check_unseen
 
 if TYPE_CHECKING:
@@ -293,6 +294,8 @@ def written(value: Any) -> str:
 def _check(base: Config, values: Mapping[str, Any]) -> None:
     """Refuse what the config itself would refuse, and lists of a stem that would not fit each other."""
     changed = with_values(base, values)
+    if isinstance(changed.model, CapsNetConfig):
+        check_branches(changed.model)
     if not STEM_LISTS.isdisjoint(values):
         model = typing.cast(CapsNetConfig, changed.model)
         if not len(model.stem_channels) == len(model.stem_kernels) == len(model.stem_strides):
@@ -324,7 +327,8 @@ def with_values(base: Config, values: Mapping[str, Any]) -> Config:
         section, _, field = name.rpartition(".")
         if name == "stem":
             lists = ("stem_channels", "stem_kernels", "stem_strides")
-            sections["model"] |= dict(zip(lists, STEMS[value], strict=True)) | {"branches": 1, "trunk": 0}
+            stem = dict(zip(lists, STEMS[value], strict=True)) | {"branches": 1, "trunk": 0}
+            sections["model"] = stem | sections["model"]  # unless they are chosen themselves
         else:
             sections[section][field] = value
     top = sections.pop("")

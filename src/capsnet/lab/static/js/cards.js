@@ -220,7 +220,8 @@ function matrices({ model, result }) {
   if (!model?.class_dim || !result?.couplings) return "";
   const direct = result.primary?.shape[0] === result.couplings.shape[1];
   const lower = model.shared ? "type" : "capsule";
-  return direct ? `${model.class_dim} × ${model.primary_dim} for each pair of ${lower} and class` : "";
+  const rows = model.class_dim / model.branches;
+  return direct ? `${rows} × ${model.primary_dim} for each pair of ${lower} and class` : "";
 }
 
 function voteCount([, capsules, classes]) {
@@ -242,10 +243,10 @@ function coupling(lab) {
   return `to ${lab.model.classes[j]}: ${number(sum / capsules, 3)} on average`;
 }
 
-/** The sum's length at the shown iteration, from the squashed one. */
+/** The sum's length at the shown iteration, from the squashed one; branches squash each their own. */
 function before(lab) {
   const length = lengthAt(lab, lab.selected());
-  if (length === null) return "";
+  if (length === null || lab.model.branches > 1) return "";
   return `‖s‖ ${number(Math.sqrt(length / (1 - length)), 2)} → ‖v‖ ${number(length, 3)}`;
 }
 
