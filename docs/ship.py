@@ -61,7 +61,7 @@ ABOUT = {
         (ONE_OF_TEN, LIKE_MNIST),
     ),
     "best-mnist": About(
-        "A capsule network with a deeper stem that reads handwritten digits: the best preset.",
+        "A capsule network of three branches that reads handwritten digits: the best preset.",
         (
             ONE_OF_TEN,
             LIKE_MNIST,

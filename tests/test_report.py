@@ -234,3 +234,9 @@ def test_the_same_run_gives_the_same_page(tmp_path):
     config, dataset = CapsNetConfig((1, 12, 12), 3, **SMALL), some_data()
     pages = [written(tmp_path, config, dataset)[1] for _ in range(2)]
     assert pages[0] == pages[1]
+
+
+def test_a_network_of_branches_is_described_as_one() -> None:
+    told = report.architecture(get_preset("best").model)
+    assert told.count("in 3 branches") == 4  # the convolutions after the trunk
+    assert "branches" not in report.architecture(get_preset("quick").model)

@@ -154,6 +154,10 @@ def test_a_whole_stem_changes_its_three_lists_together() -> None:
     assert len(model.stem_channels) == len(model.stem_kernels) == len(model.stem_strides) == 3
     branched = with_values(TINY, {"model.branches": 2, "model.trunk": 1})
     assert with_values(branched, {"stem": "wide"}).model == model
+    for chosen in ({"stem": "wide", "model.branches": 2}, {"model.branches": 2, "stem": "wide"}):
+        assert with_values(TINY, chosen).model == replace(model, branches=2)
+    with pytest.raises(UserError, match="class_dim=8 cannot be shared out among 3 branches"):
+        read(["model.class_dim=8,24"], get_preset("best"))
 
 
 @pytest.mark.parametrize("name", ["quick", "paper", "expanded-cnn"])

@@ -77,9 +77,10 @@ def test_the_best_model_was_trained_as_the_best_preset_is() -> None:
     assert same_training(card["config"], replace(get_preset("best"), seed=0))
     mean, _ = mean_and_std([row["test_error_percent"] for row in card["seeds"]])
     assert f"{mean:.2f} % of the test digits wrong" in PROMISES["best"]
-    pace = json.loads((ROOT / "results" / "best-pace.json").read_text())["certificate"]
-    assert same_training({**pace["config"], "epochs": card["epochs"]}, get_preset("best"))
-    assert f"about {card['epochs'] * pace['seconds'] / pace['epochs'] / 60:.0f} minutes" in PROMISES["best"]
+    timed = json.loads((ROOT / "results" / "search" / "best-stems.json").read_text())
+    assert same_training(timed["certificate"]["config"], get_preset("best"))
+    minutes = card["epochs"] * (60_000 // get_preset("best").batch_size) * timed["seconds_a_step"]["branches"] / 60
+    assert f"about {minutes:.0f} minutes" in PROMISES["best"]
 
 
 @pytest.mark.parametrize("name", zoo.names())
@@ -344,10 +345,33 @@ def test_where_no_digit_is_wrong_by_all_nothing_is_written(
 
 def test_the_stems_that_best_has_had_are_timed_in_turn() -> None:
     stems, best = script("stems"), get_preset("best")
-    assert stems.with_stem(best, "seven").model == best.model
+    assert stems.with_stem(best, "branches").model == best.model
+    before = json.loads((ROOT / "results" / "best-before.json").read_text())
+    for name, card in zip(("five", "smaller-first", "seven"), before[-3:], strict=True):
+        assert stems.with_stem(best, name).model == from_dict(card["config"]).model
     steps = stems.seconds_a_step(replace(best, train_limit=40, batch_size=4), rounds=1)
     assert list(steps) == list(stems.STEMS)
     assert all(seconds > 0 for seconds in steps.values())
+
+
+def test_branches_are_judged_on_digits_of_one_collection_that_were_not_seen() -> None:
+    branches = script("branches")
+    seen, judged = branches.places(0)
+    assert not set(seen.tolist()) & set(judged.tolist())
+    assert len(seen) + len(judged) == branches.END == script("writers").END
+    assert (judged % 2 == 0).all()
+    assert (seen % 2 == 0).sum() == branches.FEW
+    digits = data.load("mnist", validation=0).train.subset(torch.arange(600))
+    config = replace(get_preset("best"), epochs=1, batch_size=32)
+    for model in branches.networks().values():
+        found = branches.measure(replace(config, model=model), digits, few=100)
+        assert found["judged"] == 200
+        assert 0 < found["errors"] <= 200
+        assert found["certificate"]["training_images"] == 400
+    known = json.loads(branches.RESULT.read_text())
+    for name, model in branches.networks().items():
+        config = replace(get_preset("best"), epochs=branches.EPOCHS, model=model)
+        assert same_training(known[name]["certificate"]["config"], config)
 
 
 def test_neighbours_are_kept_apart_and_both_ways_judge_the_same_digits() -> None:
