@@ -160,6 +160,14 @@ def test_a_whole_stem_changes_its_three_lists_together() -> None:
         read(["model.class_dim=8,24"], get_preset("best"))
 
 
+def test_a_stem_may_part_into_branches() -> None:
+    best = get_preset("best")
+    assert with_values(best, {"stem": "branched"}) == best
+    assert with_values(with_values(best, {"stem": "seven"}), {"stem": "branched"}) == best
+    with pytest.raises(UserError, match="primary_types=32 cannot be shared out among 3 branches"):
+        read(["stem=quick,branched"], get_preset("quick"))
+
+
 @pytest.mark.parametrize("name", ["quick", "paper", "expanded-cnn"])
 def test_the_command_leads_back_to_the_very_same_config(name: str) -> None:
     config = replace(get_preset(name), lr=0.0123, augment=replace(get_preset(name).augment, rotate=7.5), average=0.99)

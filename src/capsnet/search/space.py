@@ -18,7 +18,7 @@ import re
 import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from capsnet import config as settings
 from capsnet.config import CapsNetConfig, Config
@@ -29,14 +29,27 @@ from capsnet.pretrained import check_unseen
 if TYPE_CHECKING:
     from optuna.trial import BaseTrial
 
-STEMS = {  # name → channels, kernels, strides
-    "paper": ((256,), (9,), (1,)),
-    "small": ((32, 64), (5, 3), (2, 1)),
-    "quick": ((32, 64, 64), (5, 3, 3), (2, 1, 1)),
-    "wide": ((64, 128, 128), (5, 3, 3), (2, 1, 1)),
-    "deep": ((32, 64, 64, 64), (5, 3, 3, 3), (2, 1, 1, 1)),
-    "deeper": ((32, 64, 64, 128, 128), (3, 3, 3, 3, 3), (1, 2, 1, 1, 1)),
-    "deepest": ((32, 64, 64, 128, 128, 128), (3, 3, 3, 3, 3, 3), (1, 1, 2, 1, 1, 1)),
+
+class Stem(NamedTuple):
+    """The convolutions before the primary capsules; those after the trunk are parted among the branches."""
+
+    channels: tuple[int, ...]
+    kernels: tuple[int, ...]
+    strides: tuple[int, ...]
+    branches: int = 1
+    trunk: int = 0
+
+
+STEMS = {
+    "paper": Stem((256,), (9,), (1,)),
+    "small": Stem((32, 64), (5, 3), (2, 1)),
+    "quick": Stem((32, 64, 64), (5, 3, 3), (2, 1, 1)),
+    "wide": Stem((64, 128, 128), (5, 3, 3), (2, 1, 1)),
+    "deep": Stem((32, 64, 64, 64), (5, 3, 3, 3), (2, 1, 1, 1)),
+    "deeper": Stem((32, 64, 64, 128, 128), (3, 3, 3, 3, 3), (1, 2, 1, 1, 1)),
+    "deepest": Stem((32, 64, 64, 128, 128, 128), (3, 3, 3, 3, 3, 3), (1, 1, 2, 1, 1, 1)),
+    "seven": Stem((16, 32, 32, 64, 96, 128, 128), (3,) * 7, (1, 1, 1, 2, 1, 1, 1)),
+    "branched": Stem((32, 32, 32, 192, 288, 384, 384), (3,) * 7, (1, 1, 1, 2, 1, 1, 1), branches=3, trunk=3),
 }
 STEM_LISTS = {"model.stem_channels", "model.stem_kernels", "model.stem_strides"}
 SPACES = {
@@ -321,13 +334,14 @@ def check_judge(base: Config) -> None:
 
 
 def with_values(base: Config, values: Mapping[str, Any]) -> Config:
-    """The config with fields changed, by their dotted names; `stem` changes its three lists, and has no branches."""
+    """The config with fields changed, by their dotted names; `stem` changes its three lists and its branches."""
     sections: dict[str, dict[str, Any]] = {"": {}, "model": {}, "loss": {}, "augment": {}}
     for name, value in values.items():
         section, _, field = name.rpartition(".")
         if name == "stem":
-            lists = ("stem_channels", "stem_kernels", "stem_strides")
-            stem = dict(zip(lists, STEMS[value], strict=True)) | {"branches": 1, "trunk": 0}
+            channels, kernels, strides, branches, trunk = STEMS[value]
+            lists = {"stem_channels": channels, "stem_kernels": kernels, "stem_strides": strides}
+            stem = lists | {"branches": branches, "trunk": trunk}
             sections["model"] = stem | sections["model"]  # unless they are chosen themselves
         else:
             sections[section][field] = value
