@@ -104,7 +104,7 @@ def summary() -> str:
         (
             f"`best` on MNIST, {len(lowest)} seeds, {card['epochs']} epochs",
             f"{sum(lowest) / len(lowest):.2f} % mean test error ({min(lowest):.2f} to {max(lowest):.2f} %)",
-            f"about {minutes_alone(card['epochs']):.0f} minutes of training",
+            f"about {minutes_alone(card['epochs']):.0f} minutes of training, by the time of a step",
         ),
         (
             "paper's network, a training step of 128 images",
@@ -170,13 +170,18 @@ def breakdown() -> str:
     )
 
 
-def quick() -> str:
-    """What the fast path means for the quick preset's epoch."""
-    result = read("bench-quick")
-    steps = 60_000 // result["batch"]
-    epoch = {side: steps * seconds["median"] for side, seconds in result["train_seconds"].items()}
-    rows = [(f"`{side}`", f"{1e3 * all_of / steps:.0f} ms", f"{all_of:.0f} s") for side, all_of in epoch.items()]
-    return table(["`quick`", "a step of 128 images", f"an epoch, {steps} steps"], rows)
+def presets() -> str:
+    """What the fast path means for an epoch, and for reading digits, of the quick and the best preset."""
+    rows = []
+    for name in ("quick",):
+        result = read(f"bench-{name}")
+        steps = 60_000 // result["batch"]
+        for side, seconds in result["train_seconds"].items():
+            step, images = seconds["median"], f"{result['inference_images_per_second'][side]:,.0f}"
+            single = f"{1e3 * result['single_image_seconds'][side]['median']:.1f} ms"
+            rows.append((f"`{name}`", f"`{side}`", f"{1e3 * step:.0f} ms", f"{steps * step:.0f} s", images, single))
+    columns = ["preset", "side", "a step of 128 images", f"an epoch, {steps} steps", "images/s read", "one image"]
+    return f"{result['certificate']['cpu']}, {result['certificate']['machine']}\n\n" + table(columns, rows)
 
 
 def sweep() -> str:
@@ -435,9 +440,11 @@ def branches() -> str:
         size, time = f"{birth['parameters']:,}", f"{birth['seconds']:.0f} s"
         rows.append((names[name], size, wrong, f"{low:.2f} to {high:.2f} %", time))
     return table(["network", "parameters", "wrong", "95 % interval", "training, two cores"], rows) + (
-        f"\n`python docs/branches.py`: {birth['config']['epochs']} epochs on {birth['training_images']:,} digits, all "
-        f"of one of MNIST's [two collections](hyperparameters.md#how-far-held-back-digits-can-be-trusted) and a tenth "
-        f"of the other; judged on the rest of that other. One seed each.\n"
+        f"\n`python docs/branches.py`: {birth['config']['epochs']} epochs each, for which the branches "
+        f"take {birth['seconds'] / found['one']['certificate']['seconds']:.1f} times as long, on "
+        f"{birth['training_images']:,} digits: all of one of MNIST's [two "
+        f"collections](hyperparameters.md#how-far-held-back-digits-can-be-trusted) and a tenth of the other, judged on "
+        f"the rest of that other. One seed each.\n"
     )
 
 
@@ -596,7 +603,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "bench-36": lambda: bench("bench-36"),
     "bench-bf16": lambda: bench("bench-bf16"),
     "breakdown": breakdown,
-    "quick": quick,
+    "presets": presets,
     "sweep": sweep,
     "precision": precision,
     "precision-paper": precision_paper,

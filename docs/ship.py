@@ -57,7 +57,7 @@ ONE_OF_TEN = "It names one of its ten classes whatever it is shown, blank paper 
 LIKE_MNIST = "Its digits were upright, light on dark and centred; `predict` prepares photos so, Python does not."
 ABOUT = {
     "quick-mnist": About(
-        "A compact capsule network that reads handwritten digits: the quick preset.",
+        "A compact capsule network that reads handwritten digits: the quick preset, in float32 and on 55,000 digits.",
         (ONE_OF_TEN, LIKE_MNIST),
     ),
     "best-mnist": About(
