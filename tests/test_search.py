@@ -31,7 +31,7 @@ from rich.console import Console
 from capsnet import checkpoint, training
 from capsnet.cli import main
 from capsnet.cli.flags import parse
-from capsnet.cli.search import INTERRUPTED, UNTIL, Crew, Search, limits, line, picture
+from capsnet.cli.search import INTERRUPTED, UNTIL, Crew, Search, ShownAblation, limits, line, picture
 from capsnet.cli.train import Train, take_preset
 from capsnet.config import CapsNetConfig, CNNConfig, Config, get_preset, to_dict
 from capsnet.data import load as load_data
@@ -43,7 +43,18 @@ from capsnet.experiments.plan import Row
 from capsnet.runs import Taken
 from capsnet.search import ablation, report, storage, study
 from capsnet.search.ablation import SUSPECTS, Plan
-from capsnet.search.space import SPACES, Between, Choice, read, read_values, record, suggest, train_flags, with_values
+from capsnet.search.space import (
+    SPACES,
+    Between,
+    Choice,
+    combinations,
+    read,
+    read_values,
+    record,
+    suggest,
+    train_flags,
+    with_values,
+)
 from capsnet.search.storage import storage_url
 from capsnet.search.study import Budget, Pace, Task, ended, open_study, paced, work
 
@@ -126,7 +137,8 @@ def test_every_named_space_makes_networks_that_can_be_built(name: str) -> None:
         (["lr=0.001.."], "lr=0.001.. is no range: write LOW..HIGH"),
         (["lr=0.001-0.01"], "A range is for --space: lr=0.001\\.\\.0.01"),
         (["lr=nan,1"], "a number, and not 'nan'"),
-        (["epochs=1.5,2"], "a whole number, and not '1.5'"),
+        (["epochs=x,2"], "epochs takes a number, and not 'x'"),
+        (["model.hidden_caps=none,16-8"], "takes pairs such as 16x8, joined by dashes, or none, and not '16-8'"),
         (["model.iterations=0,1"], "iterations=0 is too small"),
         (["augment.scale=0..2"], "should be below 1"),
         (["schedule=one-cycle,two-cycle"], "did you mean 'one-cycle'"),
@@ -158,6 +170,14 @@ def test_a_whole_stem_changes_its_three_lists_together() -> None:
         assert with_values(TINY, chosen).model == replace(model, branches=2)
     with pytest.raises(UserError, match="class_dim=8 cannot be shared out among 3 branches"):
         read(["model.class_dim=8,24"], get_preset("best"))
+
+
+def test_epochs_are_whole_numbers_where_they_are_written_so() -> None:
+    space = read(["epochs=1,2"], TINY), read(["epochs=1..4"], TINY), read(["epochs=0.5..4"], TINY)
+    assert [str(each["epochs"]) for each in space] == ["1,2", "1..4", "0.5..4.0"]
+    assert space[1]["epochs"] == Between(1, 4, integer=True)
+    assert space[2]["epochs"] == Between(0.5, 4)
+    assert combinations(read(["epochs=1.5,2"], TINY)) == [{"epochs": "1.5"}, {"epochs": "2.0"}]
 
 
 def test_a_stem_may_part_into_branches() -> None:
@@ -709,6 +729,21 @@ def test_a_killed_worker_is_replaced_and_one_that_gives_up_is_heard() -> None:
     assert "did you mean 'median'" in crew.last_words
 
 
+def test_a_place_that_cannot_be_written_to_is_said_before_the_first_trial(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("results").write_text("a file where a folder should be")
+    assert main(["search", "--space", "lr=0.001,0.003", "--train-limit", "128", "--validation", "100"]) == 2
+    assert "could not write results/search/search.json" in capsys.readouterr().err
+    assert not Path("runs").exists()
+
+
+def test_the_page_lists_no_setting_that_a_trial_has_of_its_own() -> None:
+    found = {"base": to_dict(TINY), "space": {"lr": "0.001,0.003", "stem": "small,quick"}, "minutes": 1.0}
+    names = [name for name, _ in report.flat(found)]
+    assert {"batch_size", "model.iterations", "augment.shift"} <= set(names)
+    assert not {"lr", "epochs", "model.stem_channels", "model.branches"} & set(names)
+    assert "epochs" in [name for name, _ in report.flat(found | {"minutes": 0.0})]
+
+
 # --- The best trial's network ----------------------------------------------------------------------------------
 
 
@@ -914,9 +949,11 @@ def test_the_live_table_shows_the_best_and_what_is_under_way() -> None:
         user_attrs={"epochs": 7, "now": {"epoch": 2.5, "left": 75.0}},
     )  # fmt: skip
     trials = [*made.trials, under_way]
-    assert line(trials, Budget(5), 2).startswith("2 of 5 trials (0 pruned, 0 failed), best ")
+    assert line(trials, task(), Budget(5), 2).startswith("2 of 5 trials (0 pruned, 0 failed), best ")
+    assert line([under_way], replace(task(), minutes=1.5), Budget(5), 2).endswith(", about 4:30 left")  # three rounds
+    assert "left" not in line([under_way], task(), Budget(5), 2)
     console = Console(width=160, record=True, file=io.StringIO())
-    console.print(picture(trials, Budget(5), 2))
+    console.print(picture(trials, task(), Budget(5), 2))
     text = console.export_text()
     assert f"{made.best_value:.2f}" in text
     assert "2.5 of 7" in text
@@ -925,6 +962,20 @@ def test_the_live_table_shows_the_best_and_what_is_under_way() -> None:
 
 
 # --- Ablation --------------------------------------------------------------------------------------------------
+
+
+def test_an_ablation_says_what_is_left_of_it_in_all(capsys: pytest.CaptureFixture[str]) -> None:
+    shown, rows = ShownAblation(), [Row(name, TINY) for name in ("a", "b", "c")]
+    shown.planned(rows, rows, None)
+    for row in rows[:2]:
+        shown.started(row)
+        shown.ended(row, {"outcome": {"error_percent": 1.0}, "seconds": 50.0})
+    shown.started(rows[2])
+    said = capsys.readouterr().err
+    assert "training 1 of 3: a" in said and "training 2 of 3: b" in said  # noqa: PT018
+    assert said.count("left in all") == 2
+    assert "1:40 left in all" in said
+    assert "50 s left in all" in said
 
 
 class Stops(Show):

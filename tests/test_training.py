@@ -21,7 +21,7 @@ import pytest
 import torch
 
 import capsnet
-from capsnet import checkpoint, runs, training, zoo
+from capsnet import checkpoint, runs, terminal, training, zoo
 from capsnet.cli import main
 from capsnet.config import CapsNetConfig, CNNConfig, Config, LossConfig, get_preset
 from capsnet.data import Augment, Dataset, Splits
@@ -240,6 +240,23 @@ def test_early_stopping_keeps_the_weights_of_the_best_epoch(toys: Splits, tmp_pa
     assert run.best_epoch == best["epoch"]
     assert run.best_error == best["validation_error_percent"]
     assert same(weights(tmp_path / "run"), weights_of[run.best_epoch])
+
+
+def test_a_bar_moves_with_every_step_and_ends_with_the_time_taken(toys: Splits, tmp_path: Path) -> None:
+    bar, seen = terminal.TrainingBar(), []
+
+    class Onlooker(training.Watcher):
+        def moved(self, run: training.Run) -> None:
+            seen.append((run.step, bar.progress.tasks[0].completed))
+
+    run = training.start(toy_config(epochs=1), tmp_path / "run")
+    training.train(run, [bar, Onlooker()])
+    assert seen == [(step, step) for step in range(1, run.steps + 1)]
+    task = bar.progress.tasks[0]
+    assert (task.description, task.completed) == ("testing", len(toys.test))
+    assert terminal.Left().render(task).plain.startswith("in ")
+    bar.progress.reset(bar.task, total=10)
+    assert terminal.Left().render(task).plain == "… left"
 
 
 def test_the_certificate_has_the_validation_error_of_the_weights_that_are_kept(toys: Splits, tmp_path: Path) -> None:

@@ -194,6 +194,7 @@ def certificate(config: dict[str, Any], seconds: float, **more: Any) -> dict[str
 
     from capsnet import __version__
 
+    threads = torch.get_num_threads()
     return {
         "config": config,
         "capsnet": __version__,
@@ -201,7 +202,7 @@ def certificate(config: dict[str, Any], seconds: float, **more: Any) -> dict[str
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": numpy.__version__,
-        "machine": f"{platform.system()} {platform.machine()}, {torch.get_num_threads()} threads",
+        "machine": f"{platform.system()} {platform.machine()}, {threads} thread{'s' * (threads != 1)}",
         "seconds": round(seconds, 1),
         **more,
     }

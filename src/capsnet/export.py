@@ -162,16 +162,19 @@ def tidy(proto: Any) -> None:
 
 @contextmanager
 def quiet_exporter() -> Iterator[None]:
-    """Without two things that PyTorch's exporter says to itself: an old way to ask, and that torchvision is missing."""
-    logger = logging.getLogger("torch.onnx._internal.exporter._registration")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+    """Without what PyTorch's exporter says to itself: an old way to ask, that torchvision is missing, what it does not
+    simplify."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx._internal.exporter._registration", "onnxscript")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)` is deprecated", FutureWarning)
             yield
     finally:
-        logger.setLevel(level)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 def library(name: str) -> Any:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -39,11 +39,23 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: st
     out.print(table)
 
 
+class Left(ProgressColumn):
+    """The time left; at the end, the time that it took."""
+
+    max_refresh = 0.5
+
+    def render(self, task: Task) -> Text:
+        if task.finished:
+            return Text(f"in {clock(task.finished_time or 0.0)}", style="progress.elapsed")
+        left = "…" if task.time_remaining is None else clock(task.time_remaining)
+        return Text(f"{left} left", style="progress.remaining")
+
+
 def bar(*columns: Any) -> Progress:
     """A progress bar with the time left, which is not drawn where there is no terminal."""
     return Progress(
         TextColumn("[bold]{task.description}"), BarColumn(bar_width=28), MofNCompleteColumn(), *columns,
-        TimeRemainingColumn(elapsed_when_finished=True), console=console, disable=not console.is_terminal,
+        Left(), console=console, disable=not console.is_terminal,
     )  # fmt: skip
 
 
@@ -73,10 +85,9 @@ class TrainingBar(Watcher):
     """Epoch, step, loss, images a second and time left, live; one line for each epoch stays on the screen."""
 
     def __init__(self) -> None:
-        self.progress = bar(
-            TextColumn("loss {task.fields[loss]}"), TextColumn("{task.fields[rate]}"), TextColumn("left")
-        )
-        self.task = self.progress.add_task("training", total=None, loss="…", rate="")
+        self.progress = bar(TextColumn("{task.fields[loss]}"), TextColumn("{task.fields[rate]}"))
+        self.task = self.progress.add_task("training", total=None, loss="", rate="")
+        self.testing = False
         self.logged = time.monotonic()
         self.began = (0, time.monotonic())
 
@@ -91,6 +102,9 @@ class TrainingBar(Watcher):
         self.progress.start()
         self.progress.update(self.task, total=run.steps, completed=run.step)
 
+    def moved(self, run: Run) -> None:
+        self.progress.update(self.task, completed=run.step)
+
     def stepped(self, run: Run, record: dict[str, Any]) -> None:
         first, since = self.began
         rate = (run.step - first) * run.config.batch_size / max(time.monotonic() - since, 1e-9)
@@ -98,7 +112,7 @@ class TrainingBar(Watcher):
         epoch = min(int(run.epoch) + 1, last)
         self.progress.update(
             self.task, completed=run.step, description=f"epoch {epoch}/{last}",
-            loss=f"{record['loss']:.4f}", rate=f"{rate:,.0f} images/s",
+            loss=f"loss {record['loss']:.4f}", rate=f"{rate:,.0f} images/s",
         )  # fmt: skip
         if self.progress.disable and time.monotonic() - self.logged > LOG_SECONDS:
             self.logged = time.monotonic()
@@ -115,7 +129,10 @@ class TrainingBar(Watcher):
         say(f"epoch {record['epoch']}/{run.config.epochs} done after {clock(record['seconds'])}{judged}{best}")
 
     def evaluated(self, done: int, n: int) -> None:
-        self.progress.update(self.task, description="testing", total=n, completed=done, loss="–", rate="")
+        if not self.testing:
+            self.progress.reset(self.task, description="testing", total=n, loss="", rate="")
+            self.testing = True
+        self.progress.update(self.task, completed=done)
 
     def closed(self) -> None:
         self.progress.stop()

@@ -126,6 +126,7 @@ class Watcher:
     """Something that looks on while a model trains: a progress bar, TensorBoard. Every method may be left out."""
 
     def started(self, run: Run) -> None: ...
+    def moved(self, run: Run) -> None: ...
     def stepped(self, run: Run, record: dict[str, Any]) -> None: ...
     def epoch_ended(self, run: Run, record: dict[str, Any]) -> None: ...
     def evaluated(self, done: int, n: int) -> None: ...
@@ -352,6 +353,8 @@ def loop(run: Run, watchers: list[Watcher], stop: Callable[[], bool]) -> None:
     while run.step < run.steps and not stopped_early(run):
         losses = train_step(run)
         run.seconds = before + time.monotonic() - started
+        for watcher in watchers:
+            watcher.moved(run)
         at_epoch_end = run.step % len(run.batches) == 0 or run.step == run.steps
         if run.step % LOG_EVERY == 0 or at_epoch_end:
             tell(run, watchers, step_record(run, losses))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -97,7 +98,9 @@ def card_lines(card: dict[str, Any]) -> list[tuple[str, str]]:
     """A card's facts, each with its name in words."""
     seeds = [f"{row['test_error_percent']:.2f} % (seed {row['seed']})" for row in card["seeds"]]
     held_back = in_words(card["validation"]) if card["validation"] else "none: trained on every training image"
-    took = f"{card['epochs']} epochs, {clock(card['training_seconds'])}, seed {card['seed']} ({card['chosen_by']})"
+    threads = re.sub(r"\b1 threads", "1 thread", card["certificate"]["machine"].rpartition(", ")[2])
+    took = f"{card['epochs']} epochs, {clock(card['training_seconds'])} on {threads}, "
+    took += f"seed {card['seed']} ({card['chosen_by']})"
     return [
         ("data", f"{card['data']}, {card['training_images']:,} training images"),
         ("input", shape_in_words(card["image_shape"])),

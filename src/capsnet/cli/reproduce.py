@@ -10,7 +10,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
-from rich.progress import TextColumn
 from tyro.conf import Positional, arg
 
 from capsnet import experiments, training
@@ -19,7 +18,7 @@ from capsnet.errors import UserError, unknown
 from capsnet.experiments.conduct import Show, conduct
 from capsnet.experiments.plan import BUDGETS, Experiment, Row, Table, check_budget
 from capsnet.experiments.results import Place, Results
-from capsnet.terminal import TrainingBar, bar, clock, print_table, say
+from capsnet.terminal import TrainingBar, clock, print_table, say
 
 Name = Annotated[Positional[str], arg(metavar="NAME", help_behavior_hint="")]
 Images = Annotated[tuple[str, ...], arg(metavar="IMAGE…", help_behavior_hint="")]
@@ -160,10 +159,7 @@ class RowBar(TrainingBar):
 
     def __init__(self, row: Row, shown: Shown) -> None:
         super().__init__()
-        self.progress = bar(
-            TextColumn("loss {task.fields[loss]}"), TextColumn("{task.fields[rate]}"), TextColumn("left")
-        )
-        self.task = self.progress.add_task(row.name, total=None, loss="…", rate="")
+        self.progress.update(self.task, description=row.name)
 
     def started(self, run: training.Run) -> None:
         self.began = (run.step, time.monotonic())

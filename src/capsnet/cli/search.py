@@ -68,7 +68,8 @@ class Search:
 
     space: Words = ()
     """What to search: FIELD=A,B,C or FIELD=LOW..HIGH or FIELD=LOW..HIGH:log, or compact, training, augmentation,
-    routing, loss."""
+    routing, loss. The convolutions go together as stem=A,B of paper, small, quick, wide, deep, deeper, deepest, seven,
+    branched."""
     study: MaybeStr = None
     """Its name (default: search; of an ablation, its preset)."""
     storage: MaybeStr = None
@@ -237,8 +238,9 @@ class Crew:
             elif worker.returncode > 0:
                 log.seek(0)
                 lines = log.read().strip().splitlines() or [f"a worker ended with code {worker.returncode}."]
-                self.last_words = lines[-1].removeprefix("capsnet: ")
-                say(f"a worker has given up: {self.last_words}")
+                self.last_words = lines[-1].removeprefix("capsnet: ").rstrip(".") + "."
+                if self.at_work:  # else it is said at the end
+                    say(f"a worker has given up: {self.last_words}")
             log.close()
         return bool(self.at_work)
 
@@ -281,31 +283,33 @@ def follow(study: Study, url: str, task: Task, budget: Budget, crew: Crew, every
             with in_storage(url):
                 trials = study.get_trials(deepcopy=False)
             if isinstance(live, Live):
-                live.update(picture(trials, budget, len(crew.at_work)), refresh=True)
+                live.update(picture(trials, task, budget, len(crew.at_work)), refresh=True)
             elif time.monotonic() > logged + LOG_SECONDS:
                 logged = time.monotonic()
-                say(line(trials, budget, len(crew.at_work)))
+                say(line(trials, task, budget, len(crew.at_work)))
 
 
-def line(trials: Sequence[FrozenTrial], budget: Budget, workers: int) -> str:
+def line(trials: Sequence[FrozenTrial], task: Task, budget: Budget, workers: int) -> str:
     """How far a search is, in a line."""
     from capsnet.search.report import best_first, row_of
     from capsnet.search.study import ended
 
-    rows = [row_of(trial) for trial in ended(trials)]
+    done = ended(trials)
+    rows = [row_of(trial) for trial in done]
     count = {state: sum(row["state"] == state for row in rows) for state in ("complete", "pruned", "fail")}
     of = f" of {budget.trials}" if budget.trials < 10**9 else ""
     best = best_first(rows)
     said = f", best {best[0]['error_percent']:.2f} %" if best else ""
     left = budget.until - time.monotonic()
-    if rows and budget.trials < 10**9:
-        typical = sum(row["seconds"] or 0 for row in rows) / len(rows)
-        left = min(left, typical * (budget.trials - len(rows)) / max(1, workers))
+    if (rows or task.minutes) and budget.trials < 10**9:
+        took = [trial.duration.total_seconds() for trial in done if trial.duration]  # with its data and its looks
+        typical = sum(took) / len(took) if took else 60 * task.minutes
+        left = min(left, typical * math.ceil((budget.trials - len(rows)) / max(1, workers)))
     rest = f", about {clock(max(0.0, left))} left" if left < math.inf else ""
     return f"{len(rows)}{of} trials ({count['pruned']} pruned, {count['fail']} failed){said}{rest}"
 
 
-def picture(trials: Sequence[FrozenTrial], budget: Budget, workers: int, most: int = 5) -> Group:
+def picture(trials: Sequence[FrozenTrial], task: Task, budget: Budget, workers: int, most: int = 5) -> Group:
     """The line, the best trials, and those under way."""
     from capsnet.search.report import best_first, row_of, short
 
@@ -319,7 +323,8 @@ def picture(trials: Sequence[FrozenTrial], budget: Budget, workers: int, most: i
             epoch = f"{now.get('epoch', 0):.1f} of {said.get('epochs', '?')}"
             left = clock(now["left"]) if now else "…"
             running.add_row(*map(Text, (f"{trial.number}", epoch, left, short(trial.params))))
-    return Group(Text(line(trials, budget, workers), style="bold"), best, running)
+    shown = [table for table in (best, running) if table.row_count]
+    return Group(Text(line(trials, task, budget, workers), style="bold"), *shown)
 
 
 def grid(*columns: str) -> Table:
@@ -400,16 +405,24 @@ class ShownAblation(Shown):
 
     def __init__(self) -> None:
         self.number, self.rows, self.expected = 0, 0, None
+        self.took: list[float] = []
 
     def planned(self, rows: Sequence[Row], left: Sequence[Row], seconds: float | None) -> None:
         self.rows, self.number = len(rows), len(rows) - len(left)
-        say(f"{len(rows)} trainings, {len(left)} of them to do")
+        say(f"{len(rows)} training{'s' * (len(rows) > 1)}, {len(left)} of them to do")
 
     def started(self, row: Row) -> list[training.Watcher]:
         self.number += 1
-        say(f"training {self.number} of {self.rows}: {row.name}")
+        say(f"training {self.number} of {self.rows}: {row.name}{self.left()}")
         return [RowBar(row, self)]
+
+    def left(self) -> str:
+        """Time left in all, by what the trainings took so far."""
+        if not self.took:
+            return ""
+        return f", {clock((self.rows - self.number + 1) * sum(self.took) / len(self.took))} left in all"
 
     def ended(self, row: Row, record: dict[str, Any]) -> None:
         error = record["outcome"]["error_percent"]
+        self.took.append(record["seconds"])
         say(f"  {row.name}: validation error {error:.2f} % after {clock(record['seconds'])}")

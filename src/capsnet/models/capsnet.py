@@ -125,7 +125,10 @@ def check_branches(config: CapsNetConfig) -> None:
     shared_out = {"primary_types": (config.primary_types,), "class_dim": (config.class_dim,)}
     for name, sizes in {"stem_channels": config.stem_channels[trunk:], **shared_out}.items():
         if wrong := [size for size in sizes if size % k]:
-            raise UserError(f"{name}={wrong[0]} cannot be shared out among {k} branches: choose a multiple of {k}.")
+            raise UserError(
+                f"{name}={wrong[0]} cannot be shared out among {k} branches: choose a multiple of "
+                f"{k}, or another number of branches."
+            )
 
 
 def grid_size(config: CapsNetConfig) -> tuple[int, int]:

@@ -310,7 +310,7 @@ def table(told: Sequence[Mapping[str, Any]]) -> Table:
         half = o["half_interval_95"]
         spread = "" if half is None else f" ± {half:.2f}"
         error = f"{o['error_percent']:.2f}" + (f" ± {o['std']:.2f}" if len(o["seeds"]) > 1 else "")
-        apart = "–" if o["name"] == BASE else f"{o['difference']:+.2f}{spread}{' *' * o['sure']}"
+        apart = "–" if o["name"] == BASE else f"{round(o['difference'], 2) or 0.0:+.2f}{spread}{' *' * o['sure']}"
         rows.append([
             o["name"], o["what"], error, apart, str(len(o["seeds"])),
             f"{o['seconds']:,.0f} s",

@@ -30,7 +30,7 @@ from capsnet.errors import UserError
 from capsnet.evaluation import wilson_interval
 from capsnet.experiments.plan import Table
 from capsnet.pretrained import starting_from
-from capsnet.search.space import train_flags
+from capsnet.search.space import STEM_LISTS, train_flags
 from capsnet.search.storage import FOLDER as TRAININGS
 from capsnet.search.study import KILLED, ended
 
@@ -170,7 +170,7 @@ def tables(found: dict[str, Any], most: int = 10) -> dict[str, Table]:
     shares = Table(["field", "importance"], [(n, f"{100 * share:.0f} %") for n, share in found["importance"].items()])
     made = {
         "The best trials": table(best_first(found["trials"])[:most]),
-        "No quicker trial has as few errors": table(front(found["trials"])),
+        "The best in their time: no quicker trial has as few errors": table(front(found["trials"])),
         "Where the best differ from the rest": shares,
         "What failed": Table(["trials", "why"], [(str(n), why) for why, n in failures(found).items()]),
     }
@@ -201,11 +201,11 @@ def pictures(found: dict[str, Any]) -> dict[str, Figure]:
         if len(row["curve"] or ()) > 1
     ]
     points = figures.Line("a trial's end", time, [row["error_percent"] for row in complete], light, dots=True)
-    line = figures.Line("the lowest by then", [s for s, _ in ahead], [e for _, e in ahead], strong)
+    line = figures.Line("the lowest by then", *stairs([s for s, _ in ahead], [e for _, e in ahead]), strong, bare=True)
     trials = figures.Line("a trial's end", numbers, errors, light, dots=True)
     best = figures.Line("best so far", *stairs(numbers, so_far), figures.VERMILLION, bare=True)
     against_time = figures.Panel(
-        "Error against time", "seconds of training", error, [*ways, points, line], log_x=True, log_y=True
+        "Error against time", "seconds of training", error, [*ways, line, points], log_x=True, log_y=True
     )
     ticks = numbers[:: 1 + len(numbers) // 8]
     in_turns = figures.Panel("How the search went", "trial", error, [best, trials], False, wide, not wide, ticks)
@@ -251,15 +251,20 @@ def html(found: dict[str, Any], drawn: dict[str, Figure]) -> str:
 
 
 def flat(found: dict[str, Any]) -> list[tuple[str, Any]]:
-    """The base's settings one by one."""
-    base = found["base"]
+    """The base's settings one by one, without those that a trial has of its own."""
+    base, own = found["base"], {*found["space"], *(["epochs"] if found["minutes"] else [])}
+    if "stem" in own:
+        own |= {*STEM_LISTS, "model.branches", "model.trunk"}
     nested = [(f"{k}.{n}", v) for k in ("model", "loss", "augment") for n, v in base[k].items()]
-    return [(k, v) for k, v in base.items() if not isinstance(v, dict)] + nested
+    settings = [(k, v) for k, v in base.items() if not isinstance(v, dict)] + nested
+    return [(name, value) for name, value in settings if name not in own]
 
 
 def check_place(name: str, storage: str, folder: Path = FOLDER) -> None:
-    """Refuse to write over what is known of something else: a study in another storage, or in one that is gone."""
+    """Refuse to write over what is known of something else (a study in another storage, or in one that is gone), and
+    where nothing can be written: before the trials, not after them."""
     file = folder / f"{name}.json"
+    checkpoint.check_writable(file)
     if not file.exists():
         return
     found = checkpoint.read_json(file)

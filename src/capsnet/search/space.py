@@ -144,7 +144,7 @@ def read(words: Iterable[str], base: Config) -> Space:
     space: dict[str, Range] = {}
     for declared in _single(words):
         name, text = _named(declared)
-        space[name] = _range(name, text, _type_of(name, base))
+        space[name] = _range(name, text, _type_of(name, base) if name != "epochs" or _whole(text) else float)
         for value in space[name].ends():
             _check(base, {name: value})
     if not space:
@@ -173,6 +173,15 @@ def read_values(text: str, base: Config) -> dict[str, Any]:
         raise UserError(f"{text} gives the stem twice: as a whole, and its lists.")
     _check(base, values)
     return dict(sorted(values.items()))
+
+
+def _whole(text: str) -> bool:
+    """Whether choices or a range are whole numbers.
+
+    >>> _whole("1,2"), _whole("1..4:log"), _whole("0.5..2"), _whole("1,2.5")
+    (True, True, False, False)
+    """
+    return all(word.strip().isdigit() for word in re.split(r"\.\.|,", text.partition(":")[0]))
 
 
 def _single(words: Iterable[str]) -> Iterator[str]:
@@ -207,7 +216,8 @@ def combinations(space: Space) -> list[dict[str, Any]]:
 
 
 def fields(base: Config) -> dict[str, Any]:
-    """The fields that can be searched, by their dotted names, with their types; epochs in whole numbers."""
+    """The fields that can be searched, by their dotted names, with their types; epochs in whole numbers where they are
+    written so."""
     hints = dict(typing.get_type_hints(Config)) | {"epochs": int}
     for part in ("model", "loss", "augment"):
         del hints[part]
@@ -260,7 +270,11 @@ def _value(name: str, word: str, hint: Any) -> Any:
     if typing.get_origin(hint) is typing.Literal:
         raise unknown(f"value of {name}", word, typing.get_args(hint))
     kinds = {int: "a whole number", float: "a number", bool: "true or false"}
-    kind = "numbers joined by dashes, or none" if typing.get_origin(hint) is tuple else kinds[hint]
+    if typing.get_origin(hint) is tuple:
+        pairs = typing.get_origin(typing.get_args(hint)[0]) is tuple
+        kind = f"{'pairs such as 16x8,' if pairs else 'numbers'} joined by dashes, or none"
+    else:
+        kind = kinds[hint]
     raise UserError(f"{name} takes {kind}, and not '{word}'.{_how(name, word, hint)}")
 
 
