@@ -81,7 +81,7 @@ def _finish(axes: Axes, panel: Panel) -> None:
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}" if value >= 1 else decimal(value))
         axes.tick_params("x", labelsize=TINY)
     if panel.from_zero:
-        axes.set_ylim(0, None)
+        axes.set_ylim(0, 1.12 * axes.get_ylim()[1])
     if axes.get_legend_handles_labels()[1]:
         axes.legend(loc="best", handlelength=1.4, borderaxespad=0.2)
 

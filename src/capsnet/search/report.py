@@ -201,7 +201,9 @@ def pictures(found: dict[str, Any]) -> dict[str, Figure]:
         if len(row["curve"] or ()) > 1
     ]
     points = figures.Line("a trial's end", time, [row["error_percent"] for row in complete], light, dots=True)
-    line = figures.Line("the lowest by then", *stairs([s for s, _ in ahead], [e for _, e in ahead]), strong, bare=True)
+    until = max(seconds for row in found["trials"] for _, seconds, _ in row["curve"] or ())
+    steps = stairs([*(seconds for seconds, _ in ahead), until], [*(error for _, error in ahead), ahead[-1][1]])
+    line = figures.Line("the lowest by then", *steps, strong, bare=True)
     trials = figures.Line("a trial's end", numbers, errors, light, dots=True)
     best = figures.Line("best so far", *stairs(numbers, so_far), figures.VERMILLION, bare=True)
     against_time = figures.Panel(
