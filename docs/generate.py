@@ -173,7 +173,7 @@ def breakdown() -> str:
 def presets() -> str:
     """What the fast path means for an epoch, and for reading digits, of the quick and the best preset."""
     rows = []
-    for name in ("quick",):
+    for name in ("quick", "best"):
         result = read(f"bench-{name}")
         steps = 60_000 // result["batch"]
         for side, seconds in result["train_seconds"].items():
@@ -612,6 +612,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "ablation-quick": lambda: ablation("quick"),
     "search-minute": lambda: search("minute"),
     "search-hour": lambda: search("hour"),
+    "search-hour-branches": lambda: search("hour-branches"),
     "minute-best": lambda: demo("search/minute-best"),
     "search-five-minutes": lambda: search("five-minutes"),
     "best-candidates": candidates,
