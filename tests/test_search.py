@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -702,6 +703,22 @@ def test_two_workers_share_a_study_and_one_survives_the_other(two_workers: subpr
     trials = study.load_study("two", storage_url("", "two")).trials
     assert any(trial.system_attrs.get("retry_history") for trial in trials if trial.state == TrialState.COMPLETE)
     assert not [trial for trial in trials if trial.state in (TrialState.RUNNING, TrialState.WAITING)]
+
+
+def test_a_trial_that_has_begun_has_a_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else nobody would miss a worker that is killed before Optuna's thread has written the first one."""
+    beats: list[int] = []
+
+    def train(self: study.Objective, trial: optuna.Trial, config: Config, folder: Path) -> float:
+        with closing(sqlite3.connect("runs/search/s.db")) as storage:
+            beats.extend(number for (number,) in storage.execute("SELECT COUNT(*) FROM trial_heartbeats"))
+        raise UserError("enough")
+
+    monkeypatch.setattr(optuna.storages._heartbeat.HeartbeatThread, "start", lambda self: None)
+    monkeypatch.setattr(optuna.storages._heartbeat.HeartbeatThread, "join", lambda self: None)
+    monkeypatch.setattr(study.Objective, "train", train)
+    searched(task(), 1)
+    assert beats == [1]
 
 
 def test_a_killed_worker_is_replaced_and_one_that_gives_up_is_heard() -> None:

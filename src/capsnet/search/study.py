@@ -29,6 +29,7 @@ from typing import Any, NamedTuple
 import optuna
 import torch
 from optuna.exceptions import StorageInternalError, UpdateFinishedTrialError
+from optuna.storages._heartbeat import BaseHeartbeat
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from capsnet import __version__, checkpoint, runs, training, zoo
@@ -249,6 +250,14 @@ def revive(study: optuna.Study, grace: int) -> None:
         put_back(study, trial, killed=True)
 
 
+def beat(trial: Trial) -> None:
+    """The first heartbeat, before the trial says that it has begun. Optuna's own comes from a thread, perhaps later,
+    and a worker killed in between would never be missed."""
+    storage = trial.study._storage
+    if isinstance(storage, BaseHeartbeat):
+        storage.record_heartbeat(trial._trial_id)
+
+
 def refuse_the_hopeless(study: optuna.Study) -> None:
     """Stop where every trial fails, or has done so of late: the reason is none of a single trial's."""
     trials = sorted(ended(study.get_trials(deepcopy=False)), key=lambda trial: trial.datetime_complete or datetime.min)
@@ -283,6 +292,7 @@ class Objective:
         try:
             config = suggest(trial, self.task.space, self.task.base)
             folder = self.place(trial)
+            beat(trial)
             trial.set_user_attr("begun", trial.number)
             trial.set_user_attr("worker", os.getpid())
             return self.train(trial, config, folder)
