@@ -560,6 +560,20 @@ def search(name: str) -> str:
     return note + table(trials.columns, trials.rows) + matters + best
 
 
+def on_two_cores(name: str) -> str:
+    """How long the last of a study's trials with the network of best, each on one core, would take on two."""
+    found, network = read(f"search/{name}"), get_preset("best").model
+    trial = [trial for trial in found["trials"] if from_dict(trial["config"]).model == network][-1]
+    config, seconds = from_dict(trial["config"]), trial["seconds"]
+    alone = seconds / (config.epochs * ((60_000 - config.validation) // config.batch_size))
+    both = read("bench-best")["train_seconds"]["fast-bf16"]["median"]
+    return (
+        f"\nA step of `best` took {1000 * alone:.0f} ms in its trial {trial['number']}, on one core, and takes "
+        f"{1000 * both:.0f} ms on two that do nothing else "
+        f"([performance.md](performance.md#the-presets-quick-and-best)): the {seconds / 60:.0f} minutes of that trial are {seconds * both / alone / 60:.0f} on two.\n"
+    )
+
+
 def paper_legs() -> str:
     """A training of the paper's network that was carried on in other ways."""
     found = read("legs")
@@ -612,7 +626,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "ablation-quick": lambda: ablation("quick"),
     "search-minute": lambda: search("minute"),
     "search-hour": lambda: search("hour"),
-    "search-hour-branches": lambda: search("hour-branches"),
+    "search-hour-branches": lambda: search("hour-branches") + on_two_cores("hour-branches"),
     "minute-best": lambda: demo("search/minute-best"),
     "search-five-minutes": lambda: search("five-minutes"),
     "best-candidates": candidates,
