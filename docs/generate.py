@@ -570,7 +570,8 @@ def on_two_cores(name: str) -> str:
     return (
         f"\nA step of `best` took {1000 * alone:.0f} ms in its trial {trial['number']}, on one core, and takes "
         f"{1000 * both:.0f} ms on two that do nothing else "
-        f"([performance.md](performance.md#the-presets-quick-and-best)): the {seconds / 60:.0f} minutes of that trial are {seconds * both / alone / 60:.0f} on two.\n"
+        f"([performance.md](performance.md#the-presets-quick-and-best)): the "
+        f"{seconds / 60:.0f} minutes of that trial are {seconds * both / alone / 60:.0f} on two.\n"
     )
 
 
