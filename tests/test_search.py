@@ -899,6 +899,15 @@ def test_a_report_has_importance_front_command_pictures_and_page(
     assert "http:" not in page.replace("http-equiv", "")
 
 
+def test_the_lowest_error_is_drawn_in_steps_up_to_the_last_end_of_all_trials() -> None:
+    row = {"state": "complete", "values": {}, "epochs": 2, "parameters": 1}
+    quick = {**row, "number": 0, "error_percent": 2.0, "seconds": 20.0, "curve": [[1, 10.0, 4.0], [2, 20.0, 2.0]]}
+    slow = {**row, "number": 1, "error_percent": 3.0, "seconds": 60.0, "curve": [[1, 30.0, 5.0], [2, 60.0, 3.0]]}
+    drawn = report.pictures({"study": "s", "importance": {}, "trials": [quick, slow]})["front"]
+    lowest = next(line for line in drawn.axes[0].lines if line.get_label() == "the lowest by then")
+    assert list(zip(*lowest.get_data(), strict=True)) == [(10, 4), (20, 4), (20, 2), (60, 2), (60, 2)]
+
+
 def test_a_study_elsewhere_does_not_write_over_another_of_its_name(capsys: pytest.CaptureFixture[str]) -> None:
     call = ["search", "--space", "lr=0.001,0.002", "--trials", "1", *FLAGS, "--study", "s"]
     assert main(call) == 0
@@ -967,7 +976,8 @@ def test_the_live_table_shows_the_best_and_what_is_under_way() -> None:
     )  # fmt: skip
     trials = [*made.trials, under_way]
     assert line(trials, task(), Budget(5), 2).startswith("2 of 5 trials (0 pruned, 0 failed), best ")
-    assert line([under_way], replace(task(), minutes=1.5), Budget(5), 2).endswith(", about 4:30 left")  # three rounds
+    # 1:15 of one worker's, then two more of 1:30; the other has time for two
+    assert line([under_way], replace(task(), minutes=1.5), Budget(5), 2).endswith(", about 4:15 left")
     assert "left" not in line([under_way], task(), Budget(5), 2)
     console = Console(width=160, record=True, file=io.StringIO())
     console.print(picture(trials, task(), Budget(5), 2))
@@ -1181,6 +1191,13 @@ def test_an_ablation_prints_its_table(capsys: pytest.CaptureFixture[str]) -> Non
     assert Path("results/ablation/x.json").exists()
     assert Path("results/ablation/x.png").exists()
     assert [path.name for path in Path("runs/ablation/x").iterdir()] == [".lock"]
+
+
+def test_a_difference_that_rounds_to_nothing_has_no_minus() -> None:
+    told = {"what": "", "seeds": [0], "error_percent": 1.0, "std": 0.0, "half_interval_95": None, "sure": False}
+    told |= {"seconds": 1.0}
+    rows = ablation.table([{**told, "name": "init", "difference": value} for value in (-0.004, -0.006, 0.0)]).rows
+    assert [row[3] for row in rows] == ["+0.00", "-0.01", "+0.00"]
 
 
 def test_the_flags_of_a_change_are_only_those_that_differ() -> None:

@@ -16,6 +16,7 @@ import torch
 import capsnet
 from capsnet import checkpoint, data, zoo
 from capsnet.cli import main
+from capsnet.cli.browse import card_lines
 from capsnet.config import PROMISES, from_dict, get_preset
 from capsnet.errors import UserError
 from capsnet.evaluation import Evaluation, evaluate, mean_and_std
@@ -120,6 +121,15 @@ def test_evaluating_a_shipped_model_gives_the_figure_of_its_card(name: str, caps
     assert found["n"] == card["n"]
     # on another machine the last bits of a sum may tip an image that lies on the edge
     assert abs(found["errors"] - card["errors"]) <= max(2, card["n"] // 5000)
+
+
+@pytest.mark.parametrize(
+    ("machine", "words"), [("1 threads", "1 thread"), ("2 threads", "2 threads"), ("21 threads",) * 2]
+)
+def test_a_card_says_how_long_the_training_took_on_how_many_threads(machine: str, words: str) -> None:
+    card = zoo.card("quick-mnist")
+    card["certificate"]["machine"] = f"Linux x86_64, {machine}"
+    assert dict(card_lines(card))["training"].startswith(f"4 epochs, 2:42 on {words}, seed 2 (")
 
 
 # ------------------------------------------------------------------------------------------------------- by name

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from heapq import heapify, heapreplace
 from importlib.util import find_spec
 from typing import IO, TYPE_CHECKING, Annotated, Any
 
@@ -304,9 +305,27 @@ def line(trials: Sequence[FrozenTrial], task: Task, budget: Budget, workers: int
     if (rows or task.minutes) and budget.trials < 10**9:
         took = [trial.duration.total_seconds() for trial in done if trial.duration]  # with its data and its looks
         typical = sum(took) / len(took) if took else 60 * task.minutes
-        left = min(left, typical * math.ceil((budget.trials - len(rows)) / max(1, workers)))
+        under_way = [
+            (trial.user_attrs.get("now") or {}).get("left", typical)
+            for trial in trials
+            if trial.state.name == "RUNNING"
+        ]
+        left = min(left, last_end(under_way, budget.trials - len(rows) - len(under_way), typical, workers))
     rest = f", about {clock(max(0.0, left))} left" if left < math.inf else ""
     return f"{len(rows)}{of} trials ({count['pruned']} pruned, {count['fail']} failed){said}{rest}"
+
+
+def last_end(under_way: Sequence[float], waiting: int, typical: float, workers: int) -> float:
+    """When the last trial ends: those under way have so many seconds left, and who is free begins the next.
+
+    >>> last_end([5, 50], 2, 60, 2)
+    110
+    """
+    free = [*under_way, *[0.0] * (workers - len(under_way))] or [0.0]
+    heapify(free)
+    for _ in range(waiting):
+        heapreplace(free, free[0] + typical)
+    return max(free)
 
 
 def picture(trials: Sequence[FrozenTrial], task: Task, budget: Budget, workers: int, most: int = 5) -> Group:
