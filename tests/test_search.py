@@ -9,6 +9,7 @@ import math
 import os
 import re
 import shlex
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -36,7 +37,7 @@ from capsnet.cli.search import INTERRUPTED, UNTIL, Crew, Search, ShownAblation, 
 from capsnet.cli.train import Train, take_preset
 from capsnet.config import CapsNetConfig, CNNConfig, Config, get_preset, to_dict
 from capsnet.data import load as load_data
-from capsnet.data.datasets import same_images
+from capsnet.data.datasets import listing, same_images
 from capsnet.errors import UserError
 from capsnet.evaluation import evaluate
 from capsnet.experiments.conduct import Show
@@ -58,6 +59,7 @@ from capsnet.search.space import (
 )
 from capsnet.search.storage import storage_url
 from capsnet.search.study import Budget, Pace, Task, ended, open_study, paced, work
+from pictures import write_folder
 
 TINY = Config(
     train_limit=128, validation=100, batch_size=32, epochs=2, lr=0.003,
@@ -122,6 +124,19 @@ def test_every_named_space_makes_networks_that_can_be_built(name: str) -> None:
     assert len(made) > 5
     for config in made:
         training.build(config.model, device=torch.device("meta"))
+
+
+def test_a_space_with_stems_is_checked_under_each_of_them() -> None:
+    best = get_preset("best")
+    assert "model.primary_types" in read(["compact"], best)  # none of its stems has branches
+    with pytest.raises(UserError, match=r"primary_types=8 cannot be shared out among 3 branches"):
+        read(["stem=quick,branched", "model.primary_types=8,96"], best)
+
+
+def test_a_network_without_a_stem_is_not_offered_one() -> None:
+    with pytest.raises(UserError, match=r"there is no field 'stem'") as refused:
+        read(["stem=quick,deep"], replace(TINY, model=CNNConfig()))
+    assert "did you mean 'stem'" not in str(refused.value)
 
 
 @pytest.mark.parametrize(
@@ -300,6 +315,14 @@ def test_what_failed_for_want_of_data_is_trained_once_the_data_are_there(
     done = ended(made.trials)
     assert [trial.state.name for trial in done] == ["COMPLETE"] * 6
     assert len({(trial.params["model.iterations"], trial.params["model.leaky"]) for trial in done}) == 6
+
+
+def test_a_small_search_that_failed_is_tried_again_too() -> None:
+    what = task("batch_size=512,1024")
+    made = searched(what, 2)
+    assert [trial.state.name for trial in made.trials] == ["FAIL", "FAIL"]
+    assert study.try_again(made, storage_url("", "s")) == 2
+    assert not ended(made.trials)
 
 
 def test_going_on_with_a_search_that_failed_tries_its_trials_again(capsys: pytest.CaptureFixture[str]) -> None:
@@ -539,10 +562,48 @@ def test_what_a_model_was_trained_on_is_found_whatever_it_is_called(tmp_path: Pa
     pupil = model_of(tmp_path / "pupil.safetensors", seed=7, teacher=teacher)
     with pytest.raises(UserError, match=r"teacher\.safetensors was trained on images"):  # the one before it
         task(teacher=pupil, seed=7)
+    with pytest.raises(UserError, match=r"^quick-mnist was trained on images"):  # a shipped one too
+        task(teacher=model_of(tmp_path / "other.safetensors", init="quick-mnist"))
     tensors, told = checkpoint.read_tensors(Path(teacher))
     checkpoint.write_tensors(Path(teacher), tensors, {**told, "certificate": {}})
     with pytest.raises(UserError, match="does not say on which images"):
         task(teacher=teacher)
+
+
+def grow(photos: Path) -> None:
+    """One more picture, a copy of another."""
+    shutil.copy(next(iter((photos / "cat").iterdir())), photos / "cat" / "zzz.png")
+
+
+def test_a_study_or_an_ablation_of_images_that_have_changed_is_refused(tmp_path: Path) -> None:
+    photos = write_folder(tmp_path / "photos", ("cat", "dog"), n=40)
+    base = replace(TINY, data=f"folder:{photos}", image_size=28, train_limit=0, validation=8, batch_size=16, epochs=1)
+    what = Task(read(["lr=0.001,0.01"], base), base)
+    searched(what, 1)
+    opened(what)
+    plan = Plan("x", base, ("bias",), seeds=1)
+    ablation.conduct(plan)
+    ablation.conduct(plan)
+    grow(photos)
+    with pytest.raises(UserError, match=r"'s' in .* is about images that have changed since: choose another name"):
+        opened(what)
+    with pytest.raises(UserError, match=r"x\.json is of trainings before the images.* changed: choose another name"):
+        ablation.conduct(plan)
+
+
+@pytest.mark.parametrize("kind", ["folder", "csv"])
+def test_a_listing_changes_with_the_files_and_not_with_their_place(kind: str, tmp_path: Path) -> None:
+    one = write_folder(tmp_path / "one" / "photos", ("cat", "dog"), n=4)
+    rows = [f"{file.relative_to(one.parent)},{file.parent.name}" for file in one.glob("*/*.png")]
+    (one.parent / "labels.csv").write_text("\n".join(rows))
+    shutil.copytree(one.parent, tmp_path / "two")
+    place = "labels.csv" if kind == "csv" else "photos"
+    names = [f"{kind}:{tmp_path / folder / place}" for folder in ("one", "two")]
+    assert listing(names[0]) == listing(names[1])
+    file = next(iter((one / "cat").iterdir()))
+    file.write_bytes(file.read_bytes() + b" ")
+    assert listing(names[0]) != listing(names[1])
+    assert listing("mnist") is None
 
 
 def test_the_same_folder_is_the_same_images() -> None:
@@ -603,6 +664,7 @@ def test_a_locked_storage_is_said_so(monkeypatch: pytest.MonkeyPatch, capsys: py
         (["--space", "lr=0.1,0.2", "--trials", "0"], "--trials should be 1 or more"),
         (["--space", "lr=0.1,0.2", "--pruner", "medain"], "did you mean 'median'"),
         (["--space", "lr=0.1,0.2", "--study", "a/b"], "a study's name"),
+        (["--space", "lr=0.1,0.2", "--study", ".."], "no dot or dash in front"),
         (["--space", "epochs=1,2", "--minutes", "1"], "leave epochs out"),
         (["--report", "--study", "nowhere"], "there is no study"),
         (["--ablate", "biass"], "did you mean 'bias'"),
@@ -899,6 +961,34 @@ def test_a_report_has_importance_front_command_pictures_and_page(
     assert "http:" not in page.replace("http-equiv", "")
 
 
+def test_the_outcome_is_seen_where_it_cannot_be_written(capsys: pytest.CaptureFixture[str]) -> None:
+    searched(task("model.iterations=1,2"), 2)
+    Path("results/search").mkdir(parents=True)
+    Path("results/search/s.json").write_text('{"storage": "sqlite:///other.db"}')
+    for flags in ([], ["--json"]):
+        assert main(["search", "--report", "--study", "s", *flags]) == 2
+        out, err = capsys.readouterr()
+        assert "capsnet train --preset quick" in out
+        assert "s.json is about the study in sqlite:///other.db: choose another name with --study, or move" in err
+
+
+def test_a_report_does_not_need_the_model_that_its_trials_began_with(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = model_of(tmp_path / "first.safetensors")
+    searched(task("model.iterations=1,2", init=model), 1)
+    Path(model).unlink()
+    assert main(["search", "--report", "--study", "s"]) == 0
+    assert f"--init {model}" in capsys.readouterr().out
+
+
+def test_a_crew_is_no_larger_than_the_trials_that_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Crew, "hire", lambda crew: crew.threads)
+    assert len(Crew([], 2, trials=1).at_work) == 1
+    assert len(Crew([], 2, trials=3).at_work) == 2
+    assert Crew([], 2, trials=1).threads == Crew([], 2).threads  # or that trial would have more time than the others
+
+
 def test_the_lowest_error_is_drawn_in_steps_up_to_the_last_end_of_all_trials() -> None:
     row = {"state": "complete", "values": {}, "epochs": 2, "parameters": 1}
     quick = {**row, "number": 0, "error_percent": 2.0, "seconds": 20.0, "curve": [[1, 10.0, 4.0], [2, 20.0, 2.0]]}
@@ -979,6 +1069,8 @@ def test_the_live_table_shows_the_best_and_what_is_under_way() -> None:
     # 1:15 of one worker's, then two more of 1:30; the other has time for two
     assert line([under_way], replace(task(), minutes=1.5), Budget(5), 2).endswith(", about 4:15 left")
     assert "left" not in line([under_way], task(), Budget(5), 2)
+    over = Budget(10**9, time.monotonic() + 10)  # no trial is begun after that, but one under way is trained to its end
+    assert line([under_way], task(), over, 2).endswith(", about 1:15 left")
     console = Console(width=160, record=True, file=io.StringIO())
     console.print(picture(trials, task(), Budget(5), 2))
     text = console.export_text()
@@ -1102,13 +1194,38 @@ def test_a_choice_that_cannot_be_trained_leaves_the_others_alone() -> None:
     plan = Plan("x", TINY, ablation.chosen(["model.primary_kernel=27", "lr=0.002"], TINY), seeds=1)
     for _ in range(2):  # the second time nothing is left but to say so again
         with pytest.raises(
-            UserError, match=r"but model\.primary_kernel=27 cannot be: an image of 28×28 px is too small"
+            ablation.Incomplete, match=r"but model\.primary_kernel=27 cannot be: an image of 28×28 px is too small"
         ):
             ablation.conduct(plan)
         rows = json.loads(Path("results/ablation/x.json").read_text())["rows"]
         assert [row["name"] for row in rows] == ["base-seed0", "lr=0.002-seed0"]
     with pytest.raises(UserError, match=r"^an image of"):  # where the base cannot be, nothing can
         ablation.conduct(Plan("y", with_values(TINY, {"model.primary_kernel": 27}), ("bias",), seeds=1))
+
+
+def test_the_table_of_what_could_be_trained_is_shown_where_a_seed_failed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train = ablation.trained
+
+    def bad_now_and_then(row: Row, *arguments: Any) -> dict[str, Any]:
+        if row.name in ("lr=0.002-seed1", "init-seed0", "init-seed1"):
+            raise UserError(f"{row.method} went bad.")
+        return train(row, *arguments)
+
+    monkeypatch.setattr(ablation, "trained", bad_now_and_then)
+    choices = ["lr=0.002", "init", "leaky"]
+    assert main(["search", "--ablate", *choices, "--preset", "paper", "--seeds", "2", *FLAGS, "--study", "x"]) == 2
+    out, err = capsys.readouterr()
+    assert re.search(r"lr=0\.002 .*leaky routing", out, re.DOTALL)
+    rows = json.loads(Path("results/ablation/x.json").read_text())["rows"]
+    assert {o["name"]: o["seeds"] for o in ablation.outcomes(rows)} == {
+        "base": [0, 1],
+        "lr=0.002": [0],
+        "leaky": [0, 1],
+    }
+    assert "x.json, but init cannot be: init went bad; lr=0.002 cannot be with seed 1: lr=0.002 went bad." in err
+    assert Path("results/ablation/x.png").exists()
 
 
 def test_a_stem_that_does_not_fit_is_no_other_fields_fault() -> None:

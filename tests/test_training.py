@@ -11,6 +11,7 @@ import shutil
 import signal
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -23,12 +24,15 @@ import torch
 import capsnet
 from capsnet import checkpoint, runs, terminal, training, zoo
 from capsnet.cli import main
-from capsnet.config import CapsNetConfig, CNNConfig, Config, LossConfig, get_preset
+from capsnet.cli import train as cli_train
+from capsnet.config import CapsNetConfig, CNNConfig, Config, LossConfig, get_preset, to_dict
 from capsnet.data import Augment, Dataset, Splits
 from capsnet.data.batches import in_order
 from capsnet.errors import UserError
 from capsnet.evaluation import evaluate
 from capsnet.models.registry import build
+from capsnet.pretrained import check_unseen
+from capsnet.search.study import paced
 from pictures import write_folder
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -314,6 +318,25 @@ def test_a_model_to_begin_with_that_has_learnt_the_test_images_is_refused(tmp_pa
     training.train(training.start(again, tmp_path / "second"))
     with pytest.raises(UserError, match="was trained on images that would be held back here"):
         training.start(replace(again, seed=1), tmp_path / "third")
+    training.prepare(again, tmp_path)
+    training.begin(replace(again, image_size=20), tmp_path)  # the same images, smaller
+    shutil.copy(next(iter((photos / "cat").iterdir())), photos / "cat" / "zzz.png")
+    for size in (28, 20):
+        with pytest.raises(UserError, match=r"has changed since .*first was trained on it.* do without it"):
+            training.begin(replace(again, image_size=size), tmp_path)
+
+
+def test_a_divided_folder_may_grow_where_it_is_trained_on(tmp_path: Path) -> None:
+    for part in ("train", "test", "validation"):
+        write_folder(tmp_path / "photos" / part, ("cat", "dog"), n=24)
+    config = toy_config(data=f"folder:{tmp_path / 'photos'}", epochs=1, image_size=28)
+    training.train(training.start(config, tmp_path / "first"))
+    again = replace(config, init=str(tmp_path / "first"))
+    for part, refused in (("train", False), ("test", True)):
+        cats = tmp_path / "photos" / part / "cat"
+        shutil.copy(next(iter(cats.iterdir())), cats / "zzz.png")
+        with pytest.raises(UserError, match="has changed since") if refused else nullcontext():
+            training.begin(again, tmp_path)
 
 
 def test_a_validation_error_after_a_model_that_has_learnt_those_images_is_said_to_be_too_good(
@@ -324,6 +347,15 @@ def test_a_validation_error_after_a_model_that_has_learnt_those_images_is_said_t
     assert "will look too good: quick-mnist was trained on images" in capsys.readouterr().err
     with pytest.raises(UserError, match="quick-mnist was trained on images"):
         training.begin(replace(config, patience=1), tmp_path)
+
+
+def test_two_models_that_began_with_each_other_are_looked_at_once(tmp_path: Path) -> None:
+    first, second = tmp_path / "first.safetensors", tmp_path / "second.safetensors"
+    config = toy_config()
+    for path, before in ((first, second), (second, first)):
+        birth = {"config": to_dict(replace(config, init=str(before)))}
+        checkpoint.save_model(path, training.build(config.model), birth)
+    check_unseen(replace(config, init=str(first)))
 
 
 def test_a_loss_that_is_not_a_number_stops_and_keeps_the_last_good_checkpoint(toys: Splits, tmp_path: Path) -> None:
@@ -407,13 +439,30 @@ def test_only_one_training_at_a_time_has_a_folder(toys: Splits, tmp_path: Path) 
     run = training.start(toy_config(epochs=1), tmp_path / "run")
     part = tmp_path / "run/.state.safetensors.x.part"
     part.write_text("being written")
-    with pytest.raises(UserError, match="a training is under way in"):
+    with pytest.raises(UserError, match=r"a training is under way in .*: wait until it ends\.$"):
         training.resume(tmp_path / "run")
     assert part.exists()
     part.unlink()
     training.train(run)
     with pytest.raises(UserError, match="has finished"):
         training.resume(tmp_path / "run")
+
+
+def test_the_demo_goes_on_with_its_own_training_alone(
+    toys: Splits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(cli_train, "get_preset", lambda _: toy_config())
+    monkeypatch.setattr(cli_train, "write_report", lambda _: None)
+    training.start(toy_config(), Path("runs/demo")).lock.release()
+    assert main(["demo"]) == 0
+    assert "runs/demo is there already" not in capsys.readouterr().err
+    shutil.rmtree("runs/demo")
+    training.start(toy_config(epochs=7), Path("runs/demo")).lock.release()  # half a training of other settings
+    assert main(["demo"]) == 0
+    assert "runs/demo is there already; this one goes to runs/demo-2" in capsys.readouterr().err
+    assert json.loads(Path("runs/demo-2/config.json").read_text())["epochs"] == 2
+    assert runs.can_go_on(Path("runs/demo"))
 
 
 def test_two_that_start_at_once_get_a_folder_each(
@@ -676,6 +725,15 @@ def test_too_little_memory_says_what_takes_less(
     monkeypatch.setattr(training, where, trouble)
     with pytest.raises(UserError, match=r"memory.*--batch-size.*--image-size.*--model.shared"):
         training.train(training.start(toy_config(), tmp_path / "run"))
+
+
+@pytest.mark.parametrize("where", ["build", "compute_loss"])
+def test_too_little_memory_is_said_where_a_pace_is_measured(
+    toys: Splits, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    monkeypatch.setattr(training, where, too_much)
+    with pytest.raises(UserError, match=r"memory.*--batch-size"):
+        paced(toy_config(), 0.01)
 
 
 def test_other_errors_are_not_taken_for_too_little_memory(

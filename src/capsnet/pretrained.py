@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from capsnet import checkpoint, zoo
-from capsnet.config import PRESETS, Config, ModelConfig, model_from_dict
-from capsnet.data.datasets import same_images
+from capsnet.config import PRESETS, Config, ModelConfig, from_dict, model_from_dict
+from capsnet.data.datasets import fingerprint, load, same_images
 from capsnet.errors import UserError, unknown
 from capsnet.evaluation import few
 from capsnet.models.capsnet import CapsNet
@@ -236,18 +236,21 @@ def check_unseen(config: Config, sure: bool = True) -> None:
     What that model itself began with, or was taught by, is looked at too, where it still lies there. `sure` refuses
     one that does not say what it was trained on.
     """
-    for trained in (config.init, config.teacher):
-        if trained:
-            _check_unseen_by(trained, config, sure)
+    ahead, looked_at = [config.init, config.teacher], {""}
+    while ahead:
+        if (trained := ahead.pop(0)) not in looked_at:
+            looked_at.add(trained)
+            ahead += _check_unseen_by(trained, config, sure)
 
 
-def _check_unseen_by(trained: str, config: Config, sure: bool) -> None:
+def _check_unseen_by(trained: str, config: Config, sure: bool) -> list[str]:
+    """What `check_unseen` does for one model; gives those before it that are there to be looked at."""
     _, record = checkpoint.read_tensors(checkpoint.model_file(trained))
     theirs = record.get("certificate", {}).get("config", {})
     if not theirs and sure:
         raise UserError(f"{trained} does not say on which images it was trained: do without it here.")
     if not theirs or same_images(theirs["data"]) != same_images(config.data):
-        return
+        return []
     names = ("data", "validation", "validation_choice", "seed")
     if any(theirs.get(name) != getattr(config, name) for name in names):
         same = " ".join(f"--{name.replace('_', '-')} {theirs.get(name)}" for name in names)
@@ -255,6 +258,23 @@ def _check_unseen_by(trained: str, config: Config, sure: bool) -> None:
             f"{trained} was trained on images that would be held back here: hold back those that it held back "
             f"({same}, and no other seed), or do without it."
         )
-    for before in (theirs.get("init"), theirs.get("teacher")):
-        if before and Path(before).exists():
-            _check_unseen_by(before, config, sure)
+    _check_unchanged(trained, record["certificate"], config)
+    before = [theirs.get("init", ""), theirs.get("teacher", "")]
+    return [name for name in before if name and (zoo.is_shipped(name) or Path(name).exists())]
+
+
+def _check_unchanged(trained: str, birth: dict[str, Any], config: Config) -> None:
+    """Refuse one's own images where they have changed since: they are cut apart in another way then."""
+    if "images" not in birth:
+        return
+    channels, *size = from_dict(birth["config"]).model.image_shape
+    splits = load(
+        config.data, validation=config.validation, validation_choice=config.validation_choice, seed=config.seed,
+        image_size=(size[0], size[1]), channels=channels,
+    )  # fmt: skip
+    now = fingerprint(splits, config.data)
+    if any(now[part] != birth["images"].get(part) for part in ("validation", "test")):
+        raise UserError(
+            f"{config.data} has changed since {trained} was trained on it, which may have learnt what would be held "
+            f"back here: put its images back as they were, or do without it."
+        )

@@ -47,9 +47,7 @@ class Lock:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self.release()
-            raise Taken(
-                f"a training is under way in {folder}: wait until it ends, or choose another folder with --out."
-            ) from None
+            raise Taken(f"a training is under way in {folder}: wait until it ends.") from None
         except (ImportError, OSError):
             pass  # Windows and some network disks have no such locks: there it is up to the user
 

@@ -134,7 +134,7 @@ class Shown(Show):
     def started(self, row: Row) -> list[training.Watcher]:
         self.number += 1
         say(f"row {self.number} of {self.rows}: {row.name}{self.left()}")
-        return [RowBar(row, self)]
+        return [RowBar()]
 
     def left(self) -> str:
         """Time left in all, by what was expected of it."""
@@ -155,11 +155,7 @@ class Shown(Show):
 
 
 class RowBar(TrainingBar):
-    """A training's bar with the row's name; what else there is to do stands beside it."""
-
-    def __init__(self, row: Row, shown: Shown) -> None:
-        super().__init__()
-        self.progress.update(self.task, description=row.name)
+    """A training's bar, under the line that has named its row."""
 
     def started(self, run: training.Run) -> None:
         self.began = (run.step, time.monotonic())

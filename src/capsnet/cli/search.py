@@ -32,6 +32,7 @@ from capsnet.config import Config
 from capsnet.data.datasets import DEFAULT_VALIDATION
 from capsnet.errors import UserError
 from capsnet.experiments.plan import Row
+from capsnet.experiments.results import Results
 from capsnet.search import ablation
 from capsnet.search.space import combinations, read
 from capsnet.terminal import LOG_SECONDS, clock, console, print_table, say
@@ -86,8 +87,8 @@ class Search:
     workers: int = 1
     """Trainings at a time; they share the cores."""
     pruner: str = "median"
-    """End trials early that others have left behind: median (worse than half of them, of five at least, past the middle
-    of their training), or none."""
+    """End trials early that others have left behind: median (a trial in its second half, where half of the others were
+    better at that point, of five at least), or none."""
     grace: int = 60
     """Seconds after which a silent worker counts as dead, and its trial goes to another."""
     report: Switch = False
@@ -189,7 +190,7 @@ def watch(study: Study, url: str, task: Task, budget: Budget, flags: Search, arg
         there = len(ended(study.get_trials(deepcopy=False)))
     if there >= budget.trials:
         say(f"the study has as many trials already as are asked for: {there}")
-    crew = Crew(argv, flags.workers, budget.until)
+    crew = Crew(argv, flags.workers, budget.until, max(1, budget.trials - there))
     try:
         follow(study, url, task, budget, crew)
         with in_storage(url):
@@ -209,14 +210,14 @@ def watch(study: Study, url: str, task: Task, budget: Budget, flags: Search, arg
 class Crew:
     """The processes that work: one that is killed is replaced, one that ends in an error is heard."""
 
-    def __init__(self, argv: list[str], size: int, until: float = math.inf) -> None:
+    def __init__(self, argv: list[str], size: int, until: float = math.inf, trials: int = 10**9) -> None:
         import torch
 
         self.until = time.time() + until - time.monotonic()
         self.command = [sys.executable, "-m", "capsnet.cli", "search", *argv, "--work"]
         self.threads = str(max(1, torch.get_num_threads() // size))
         self.last_words, self.replaced = "", 0
-        self.at_work = [self.hire() for _ in range(size)]
+        self.at_work = [self.hire() for _ in range(min(size, trials))]
 
     def hire(self) -> tuple[subprocess.Popen[bytes], IO[str]]:
         """A worker with its share of the cores; in a session of its own, so that Ctrl-C reaches it once, through us."""
@@ -302,16 +303,14 @@ def line(trials: Sequence[FrozenTrial], task: Task, budget: Budget, workers: int
     best = best_first(rows)
     said = f", best {best[0]['error_percent']:.2f} %" if best else ""
     left = budget.until - time.monotonic()
-    if (rows or task.minutes) and budget.trials < 10**9:
-        took = [trial.duration.total_seconds() for trial in done if trial.duration]  # with its data and its looks
-        typical = sum(took) / len(took) if took else 60 * task.minutes
-        under_way = [
-            (trial.user_attrs.get("now") or {}).get("left", typical)
-            for trial in trials
-            if trial.state.name == "RUNNING"
-        ]
+    took = [trial.duration.total_seconds() for trial in done if trial.duration]  # with its data and its looks
+    typical = sum(took) / len(took) if took else 60 * task.minutes
+    running = [trial.user_attrs for trial in trials if trial.state.name == "RUNNING"]
+    under_way = [(said.get("now") or {}).get("left", typical) for said in running]
+    if typical and budget.trials < 10**9:
         left = min(left, last_end(under_way, budget.trials - len(rows) - len(under_way), typical, workers))
-    rest = f", about {clock(max(0.0, left))} left" if left < math.inf else ""
+    left = max(left, *under_way, 0.0)  # what has begun before its time is over is trained to its end
+    rest = f", about {clock(left)} left" if left < math.inf else ""
     return f"{len(rows)}{of} trials ({count['pruned']} pruned, {count['fail']} failed){said}{rest}"
 
 
@@ -371,11 +370,20 @@ def show(study: Study, url: str, as_json: bool) -> int:
 
     with in_storage(url):
         found = report.summary(study, shown(url))
-    paths = report.write(found)
-    failed = found["counts"]["fail"] > 0 and found["best"] is None
     if as_json:
         print(json.dumps(found))
-        return int(failed)
+    else:
+        tell(found)
+    paths = report.write(found)  # last: where that fails, the outcome has been seen
+    if not as_json:
+        print("\n".join(map(str, paths)))
+    return int(found["counts"]["fail"] > 0 and found["best"] is None)
+
+
+def tell(found: dict[str, Any]) -> None:
+    """What matters of a study."""
+    from capsnet.search import report
+
     for title, each in report.tables(found).items():
         print_table(each.columns, each.rows, title=title)
         print()
@@ -384,11 +392,9 @@ def show(study: Study, url: str, as_json: bool) -> int:
     if found["command"]:
         print(f"train the best (another number of threads may change its errors a little):\n  {found['command']}")
     else:
-        print("no trial has come to its end yet" + ("; other settings need another --study" if failed else ""))
+        print("no trial has come to its end yet" + "; other settings need another --study" * (counts["fail"] > 0))
     if found["network"]:
         print(f"or test its network, which is kept:\n  capsnet evaluate {shlex.quote(found['network'])}")
-    print("\n".join(map(str, paths)))
-    return int(failed)
 
 
 # --- Ablation --------------------------------------------------------------------------------------------------
@@ -403,20 +409,27 @@ def ablate(flags: Search, argv: list[str]) -> int:
     if plan.idle():
         say(f"the base, or another choice, has these already: {', '.join(plan.idle())}")
     try:
-        results = ablation.conduct(plan, ShownAblation())
+        show_ablation(plan, ablation.conduct(plan, ShownAblation()), flags.json)
     except KeyboardInterrupt:
         say(f"stopped; go on with: capsnet search {shlex.join(argv)}")
         return 130
+    except ablation.Incomplete as incomplete:
+        show_ablation(plan, incomplete.results, flags.json)
+        raise
+    return 0
+
+
+def show_ablation(plan: ablation.Plan, results: Results, as_json: bool) -> None:
+    """The table of an ablation, and its picture."""
     told = ablation.outcomes(results.rows)
-    if flags.json:
-        print(json.dumps({"ablation": name, "outcomes": told, "rows": results.rows}))
-        return 0
+    if as_json:
+        print(json.dumps({"ablation": plan.name, "outcomes": told, "rows": results.rows}))
+        return
     table = ablation.table(told)
-    print_table(table.columns, table.rows, title=f"Against {flags.config.preset}, on validation images")
+    print_table(table.columns, table.rows, title=f"Against {plan.base.preset}, on validation images")
     print("\n".join([*table.notes, str(results.path)]))
     if find_spec("matplotlib"):
         print(ablation.draw(plan, told))
-    return 0
 
 
 class ShownAblation(Shown):
@@ -433,7 +446,7 @@ class ShownAblation(Shown):
     def started(self, row: Row) -> list[training.Watcher]:
         self.number += 1
         say(f"training {self.number} of {self.rows}: {row.name}{self.left()}")
-        return [RowBar(row, self)]
+        return [RowBar()]
 
     def left(self) -> str:
         """Time left in all, by what the trainings took so far."""

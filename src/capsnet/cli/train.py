@@ -14,10 +14,11 @@ from typing import Annotated
 
 from tyro.conf import arg
 
-from capsnet import runs, training
+from capsnet import checkpoint, runs, training
 from capsnet.cli.flags import MaybePath, Switch, parse
 from capsnet.config import Config, get_preset
 from capsnet.errors import UserError
+from capsnet.experiments.conduct import same_training
 from capsnet.pretrained import starting_from
 from capsnet.terminal import TensorBoard, TrainingBar, clock, say
 
@@ -188,7 +189,9 @@ class Demo:
 def demo(argv: list[str]) -> int:
     parse(Demo, "demo", argv)
     folder = Path("runs/demo")
-    run = training.resume(folder) if runs.can_go_on(folder) else start_beside(get_preset("quick"), "demo")
+    quick, file = get_preset("quick"), folder / runs.CONFIG_FILE
+    begun = runs.can_go_on(folder) and file.exists() and same_training(checkpoint.read_json(file), quick)
+    run = training.resume(folder) if begun else start_beside(quick, "demo")
     if run.folder != folder:
         say(f"{folder} is there already; this one goes to {run.folder}")
         folder = run.folder

@@ -195,6 +195,19 @@ def fingerprint(splits: Splits, name: str) -> dict[str, int]:
     }
 
 
+def listing(name: str) -> int | None:
+    """A checksum of the files of one's own images, by name, size and label; of published ones there is none."""
+    kind, _, path = name.partition(":")
+    if kind not in ("folder", "csv"):
+        return None
+    from capsnet.data import folder
+
+    place = Path(path).expanduser()
+    if kind == "folder":
+        return folder.checksum(folder.entries_of_folder(place), place)
+    return folder.checksum(folder.entries_of_table(place), place.parent)
+
+
 def same_images(name: str) -> str:
     """What the names of data sets have in common that are made of the same images.
 

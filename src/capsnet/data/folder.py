@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import csv
 import os
+import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -72,6 +73,17 @@ class Entry:
 
 def load_folder(root: Path, options: Options = DEFAULTS) -> Splits:
     """The splits of a folder with one subfolder a class."""
+    return _splits(entries_of_folder(root), f"folder:{root}", options, multi_label=False)
+
+
+def load_csv(table: Path, options: Options = DEFAULTS) -> Splits:
+    """The splits of a table of files and labels; several labels (or none) in any row make it multi-label."""
+    entries = entries_of_table(table)
+    return _splits(entries, f"csv:{table}", options, any(len(entry.labels) != 1 for entry in entries))
+
+
+def entries_of_folder(root: Path) -> list[Entry]:
+    """The pictures of a folder with one subfolder a class; without any it is refused."""
     if not root.is_dir():
         raise UserError(f"there is no folder {root}: check its path.")
     entries = list(_entries_of_parts(root)) or list(_entries_of_classes(root, root))
@@ -80,17 +92,26 @@ def load_folder(root: Path, options: Options = DEFAULTS) -> Splits:
             f"no images in {root}: it should have one subfolder a class with pictures in it, such as "
             f"{root / 'cat' / '1.png'}."
         )
-    return _splits(entries, f"folder:{root}", options, multi_label=False)
+    return entries
 
 
-def load_csv(table: Path, options: Options = DEFAULTS) -> Splits:
-    """The splits of a table of files and labels; several labels (or none) in any row make it multi-label."""
+def entries_of_table(table: Path) -> list[Entry]:
+    """The pictures that a table names, each once; without any it is refused."""
     if not table.is_file():
         raise UserError(f"there is no file {table}: check its path.")
     entries = _once(_rows(table), table)
     if not entries:
         raise UserError(f"{table} has no rows: each should be file,labels, such as 1.png,cat;dog.")
-    return _splits(entries, f"csv:{table}", options, any(len(entry.labels) != 1 for entry in entries))
+    return entries
+
+
+def checksum(entries: Iterable[Entry], root: Path) -> int:
+    """Of the files' names, sizes, labels and parts, without a look inside; the same on every machine."""
+    told = []
+    for entry in entries:
+        size = entry.path.stat().st_size if entry.path.exists() else -1
+        told.append((os.path.relpath(entry.path, root), size, entry.labels, entry.part))
+    return zlib.crc32(repr(sorted(told)).encode())
 
 
 def _entries_of_parts(root: Path) -> Iterator[Entry]:

@@ -28,7 +28,16 @@ from capsnet.evaluation import mean_and_std
 from capsnet.experiments import results as kept
 from capsnet.experiments.conduct import Show, is_done, move_away, same_training, save_picture
 from capsnet.experiments.plan import Row, Table
-from capsnet.search.space import FAILURES, check_judge, check_name, read_values, train_flags, with_values, written
+from capsnet.search.space import (
+    FAILURES,
+    check_judge,
+    check_name,
+    ingredients,
+    read_values,
+    train_flags,
+    with_values,
+    written,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -145,6 +154,19 @@ def chosen(words: Iterable[str], base: Config) -> tuple[str, ...]:
     return tuple(found)
 
 
+class Incomplete(UserError):
+    """Some choices cannot be trained, or not with every seed; what can be is in `results`."""
+
+    def __init__(self, results: kept.Results, failed: Sequence[tuple[Row, str]], seeds: int) -> None:
+        each = []
+        for name, why in {row.method: why for row, why in failed}.items():
+            which = [str(row.seed) for row, _ in failed if row.method == name]
+            only = f" with seed {', '.join(which)}" if len(which) < seeds else ""
+            each.append(f"{name} cannot be{only}: {why.rstrip('.')}")
+        super().__init__(f"the others are trained and in {results.path}, but {'; '.join(each)}.")
+        self.results = results
+
+
 def conduct(plan: Plan, show: Show | None = None, results: Path = RESULTS, trainings: Path = RUNS) -> kept.Results:
     """Train what is left of an ablation and return all its records."""
     with alone(plan.name, trainings / plan.name):
@@ -171,6 +193,12 @@ def conduct_alone(plan: Plan, show: Show, results: Path, trainings: Path) -> kep
     found, moved = kept.opened(results / f"{plan.name}.json", "ablation", plan.base.preset)
     if moved:
         show.set_aside(moved)
+    rests_on = ingredients(plan.base)
+    if any(record.get(part, there) != there for record in found.rows for part, there in rests_on.items()):
+        raise UserError(
+            f"{found.path} is of trainings before the images, or the model to begin with or to learn from, changed: "
+            f"choose another name with --study."
+        )
     rows = plan.rows()
     left = [row for row in rows if not is_done(found.find(row.name), row)]
     for row in left:
@@ -179,7 +207,7 @@ def conduct_alone(plan: Plan, show: Show, results: Path, trainings: Path) -> kep
                 f"{found.path} has {row.name} with {other_settings(record, row)}: choose another name with --study."
             )
     show.planned(rows, left, None)
-    failed: dict[str, str] = {}
+    failed: list[tuple[Row, str]] = []
     for row in left:
         watchers = show.started(row)
         try:
@@ -187,17 +215,17 @@ def conduct_alone(plan: Plan, show: Show, results: Path, trainings: Path) -> kep
         except FAILURES as failure:
             if row.method == BASE or isinstance(failure.__cause__, OSError):  # then nothing else would go well
                 raise
-            failed[row.method] = failure.what if isinstance(failure, runs.GoneBad) else str(failure)
+            failed.append((row, failure.what if isinstance(failure, runs.GoneBad) else str(failure)))
             shutil.rmtree(trainings / plan.name / row.name, ignore_errors=True)
             continue
-        found.put(record)
+        found.put(record | rests_on)
         shutil.rmtree(trainings / plan.name / row.name)  # what there is to know is in the record
         show.ended(row, record)
-    if failed:
-        name, why = next(iter(failed.items()))
-        raise UserError(f"the others are trained and in {found.path}, but {name} cannot be: {why}")
     names = {row.name for row in rows}
-    return replace(found, rows=[record for record in found.rows if record["name"] in names])
+    results = replace(found, rows=[record for record in found.rows if record["name"] in names])
+    if failed:
+        raise Incomplete(results, failed, plan.seeds)
+    return results
 
 
 def other_settings(record: Mapping[str, Any], row: Row) -> str:
@@ -316,7 +344,8 @@ def table(told: Sequence[Mapping[str, Any]]) -> Table:
             f"{o['seconds']:,.0f} s",
         ])  # fmt: skip
     columns = ["choice", "what it is", "validation error, %", "against the base", "seeds", "training"]
-    return Table(columns, rows, ["± is the deviation over seeds, and Student's 95 % interval of the difference; "
+    return Table(columns, rows, ["± is the deviation over seeds, and Student's 95 % interval of the difference, but no "
+                                 "narrower than what chance does to so many wrong images; "
                                  "* marks differences whose interval leaves out zero: chance alone marks one choice "
                                  "in twenty that changes nothing."])  # fmt: skip
 

@@ -15,6 +15,7 @@ import math
 import shlex
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from html import escape
 from importlib.util import find_spec
@@ -107,7 +108,8 @@ def command(config: Config) -> str:
     """What trains this config: the preset, and what differs from it."""
     reference = get_preset(config.preset)
     if config.init:  # which brings its own network
-        reference = replace(starting_from(reference, config.init), init="")
+        with suppress(UserError):  # if it is still there
+            reference = replace(starting_from(reference, config.init), init="")
     return shlex.join(["capsnet", "train", "--preset", config.preset, *train_flags(config, reference)])
 
 
@@ -275,7 +277,7 @@ def check_place(name: str, storage: str, folder: Path = FOLDER) -> None:
     if other != storage or gone:
         what = f"the study in {other}" if other else "something else"
         what += ", which is not here" if other == storage else ""
-        raise UserError(f"{file} is about {what}: choose another name with --study.")
+        raise UserError(f"{file} is about {what}: choose another name with --study, or move that file away.")
 
 
 def write(found: dict[str, Any], folder: Path = FOLDER) -> list[Path]:

@@ -20,8 +20,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from capsnet import checkpoint, zoo
 from capsnet import config as settings
 from capsnet.config import CapsNetConfig, Config
+from capsnet.data.datasets import listing
 from capsnet.errors import UserError, unknown
 from capsnet.models.capsnet import check_branches
 from capsnet.pretrained import check_unseen
@@ -145,8 +147,10 @@ def read(words: Iterable[str], base: Config) -> Space:
     for declared in _single(words):
         name, text = _named(declared)
         space[name] = _range(name, text, _type_of(name, base) if name != "epochs" or _whole(text) else float)
-        for value in space[name].ends():
-            _check(base, {name: value})
+    stems = [{"stem": value} for value in space["stem"].ends()] if "stem" in space else [{}]
+    for name, choices in space.items():
+        for value, stem in itertools.product(choices.ends(), stems):
+            _check(base, {**stem, name: value})
     if not space:
         raise UserError(
             f"the space is empty: --space takes fields with their values, such as lr=0.001..0.01:log, or names: "
@@ -233,7 +237,7 @@ def _type_of(name: str, base: Config) -> Any:
     if name in FIXED:
         raise UserError(f"{name} is the same for all trainings: give it as a flag of its own.")
     if name not in known:
-        raise unknown("field", name, [*known, "stem"])
+        raise unknown("field", name, [*known, *["stem"] * isinstance(base.model, CapsNetConfig)])
     return known[name]
 
 
@@ -334,8 +338,11 @@ def _check(base: Config, values: Mapping[str, Any]) -> None:
 
 def check_name(name: str) -> None:
     """Refuse a study's name that would be no file's name."""
-    if not re.fullmatch(r"[\w.-]+", name):
-        raise UserError(f"a study's name has letters, digits, dots and dashes, and '{name}' has not: change --study.")
+    if not re.fullmatch(r"\w[\w.-]*", name):
+        raise UserError(
+            f"a study's name has letters, digits, dots, dashes and underscores, and no dot or dash in front: "
+            f"change --study '{name}'."
+        )
 
 
 def check_judge(base: Config) -> None:
@@ -345,6 +352,14 @@ def check_judge(base: Config) -> None:
     if base.stop_at:
         raise UserError("with --stop-at every good training ends at the same error: leave it out.")
     check_unseen(base)
+
+
+def ingredients(base: Config) -> dict[str, Any]:
+    """What a training rests on besides its settings, by checksums: the models it begins with or learns from, and one's
+    own images. Of these the validation part is another one as soon as there is one more of them."""
+    models = {name: zoo.sha256(checkpoint.model_file(name)) for name in (base.init, base.teacher) if name}
+    images = listing(base.data)
+    return {"models": models} | ({} if images is None else {"images": images})
 
 
 def with_values(base: Config, values: Mapping[str, Any]) -> Config:

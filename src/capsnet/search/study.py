@@ -1,10 +1,12 @@
 """A study: trials of one space in one storage, done by any number of workers at once.
 
 A trial is a training on the training images without the validation part, judged on that part at its end; the test
-set is never looked at. To be pruned a trial is compared with others at an equal share of their training (its tenths),
-for a one-cycle schedule stretches with it, in its second half alone, when that schedule's learning rate falls, and only
-where five of them were looked at just there. With a time for each trial, a trial first measures a few of its own steps
-and then takes as many epochs as fit, the last of them perhaps in part, with their looks at the validation part.
+set is never looked at. With a time for each trial, a trial first measures a few of its own steps and then takes as
+many epochs as fit, the last of them perhaps in part, with their looks at the validation part.
+
+A trial is pruned when half of the others were better at the same tenth of their training: at an equal share of it and
+not at an equal time, for a one-cycle schedule stretches with the training. That is done in the second half alone, when
+that schedule's learning rate falls, and only where at least five others were looked at in that tenth.
 
 The best trial's network stays on the disk of the machine that trained it, to be tested without being trained again.
 
@@ -32,7 +34,7 @@ from optuna.exceptions import StorageInternalError, UpdateFinishedTrialError
 from optuna.storages._heartbeat import BaseHeartbeat
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from capsnet import __version__, checkpoint, runs, training, zoo
+from capsnet import __version__, checkpoint, runs, training
 from capsnet.config import Config, to_dict
 from capsnet.data import in_order
 from capsnet.errors import UserError, unknown
@@ -43,6 +45,7 @@ from capsnet.search.space import (
     Space,
     check_judge,
     combinations,
+    ingredients,
     record,
     suggest,
     with_values,
@@ -82,9 +85,7 @@ class Task:
         """As it stands in the study; where and how often a worker writes is its own affair."""
         base = {k: v for k, v in to_dict(self.base).items() if k not in ("device", "save_every")}
         whole = {"space": record(self.space), "base": base, "minutes": self.minutes, "judge": "validation error, %"}
-        models = [name for name in (self.base.init, self.base.teacher) if name]
-        whole["models"] = {name: zoo.sha256(checkpoint.model_file(name)) for name in models}
-        return json.loads(json.dumps(whole | {"capsnet": __version__}))
+        return json.loads(json.dumps(whole | ingredients(self.base) | {"capsnet": __version__}))
 
 
 @dataclass(frozen=True)
@@ -124,16 +125,17 @@ def open_study(name: str, url: str, task: Task, pruner: str = "median", grace: i
         raise unknown("pruner", pruner, PRUNERS)
     if grace < 5:
         raise UserError(f"--grace is a number of seconds, 5 or more, and not {grace}: a busy worker may be silent.")
+    wanted = task.record()
     with in_storage(url):
         study = optuna.create_study(
             storage=connect(url, grace), study_name=name, load_if_exists=True,
             sampler=optuna.samplers.TPESampler(constant_liar=True), pruner=PRUNERS[pruner](),
         )  # fmt: skip
         if not study.user_attrs and not study.get_trials(deepcopy=False):
-            study.set_user_attr("task", task.record())
+            study.set_user_attr("task", wanted)
         found = study.user_attrs.get("task")  # another worker may have begun it in the same instant
-        if found != task.record():
-            raise another(name, url, found, task.record())
+        if found != wanted:
+            raise another(name, url, found, wanted)
         for values in first_trials(task):
             study.enqueue_trial(values, skip_if_exists=True)
     return study
@@ -174,6 +176,8 @@ def another(name: str, url: str, found: Any, wanted: dict[str, Any]) -> UserErro
             "capsnet": "of another version of capsnet",
         }  # fmt: skip
         said = f"is {what.get(part, f'of another {part}')}{difference(found.get(part), wanted.get(part))}"
+        if part == "images":
+            said = "is about images that have changed since"
     return UserError(f"the study '{name}' in {shown(url)} {said}: choose another name with --study.")
 
 
@@ -271,11 +275,11 @@ def refuse_the_hopeless(study: optuna.Study) -> None:
 def try_again(study: optuna.Study, url: str) -> int:
     """Put all trials back into the queue where every one failed, and say how many.
 
-    Such a search was refused as hopeless (no data, no memory): whoever goes on with it has mended that.
+    The reason was none of a single trial's (no data, no memory): whoever goes on with it has mended that.
     """
     with in_storage(url):
         trials = ended(study.get_trials())
-        if len(trials) < HOPELESS or any(trial.state != TrialState.FAIL for trial in trials):
+        if any(trial.state != TrialState.FAIL for trial in trials):
             return 0
         for trial in trials:
             put_back(study, trial)
@@ -362,7 +366,8 @@ def paced(config: Config, minutes: float) -> Config:
     if not minutes:
         return config
     run = training.prepare(config, Path())
-    step, look = measured(run, min(3.0, 3 * minutes))
+    with training.enough_memory(config):
+        step, look = measured(run, min(3.0, 3 * minutes))
     seconds = 60 * minutes - 2 * look  # of the epoch that is cut short, and in the end
     epochs = seconds / (len(run.batches) * step + look)
     return replace(config, epochs=max(0.001, math.floor(1000 * epochs) / 1000))
