@@ -222,10 +222,10 @@ def conduct_alone(plan: Plan, show: Show, results: Path, trainings: Path) -> kep
         shutil.rmtree(trainings / plan.name / row.name)  # what there is to know is in the record
         show.ended(row, record)
     names = {row.name for row in rows}
-    results = replace(found, rows=[record for record in found.rows if record["name"] in names])
+    asked_for = replace(found, rows=[record for record in found.rows if record["name"] in names])
     if failed:
-        raise Incomplete(results, failed, plan.seeds)
-    return results
+        raise Incomplete(asked_for, failed, plan.seeds)
+    return asked_for
 
 
 def other_settings(record: Mapping[str, Any], row: Row) -> str:
