@@ -627,6 +627,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "ablation-quick": lambda: ablation("quick"),
     "search-minute": lambda: search("minute"),
     "search-hour": lambda: search("hour"),
+    "search-hour-two-cores": lambda: search("hour-two-cores"),
     "search-hour-branches": lambda: search("hour-branches") + on_two_cores("hour-branches"),
     "minute-best": lambda: demo("search/minute-best"),
     "search-five-minutes": lambda: search("five-minutes"),
