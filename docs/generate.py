@@ -21,6 +21,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from capsnet.config import PRESETS, Config, from_dict, get_preset
 from capsnet.evaluation import mean_and_std, wilson_interval
 from capsnet.experiments.conduct import same_training
@@ -561,17 +563,16 @@ def search(name: str) -> str:
 
 
 def on_two_cores(name: str) -> str:
-    """How long the last of a study's trials with the network of best, each on one core, would take on two."""
-    found, network = read(f"search/{name}"), get_preset("best").model
-    trial = [trial for trial in found["trials"] if from_dict(trial["config"]).model == network][-1]
-    config, seconds = from_dict(trial["config"]), trial["seconds"]
-    alone = seconds / (config.epochs * ((60_000 - config.validation) // config.batch_size))
-    both = read("bench-best")["train_seconds"]["fast-bf16"]["median"]
+    """How long the last of a study's trials with the network of best took on one core, and as many epochs on two."""
+    network = get_preset("best").model
+    alone, both = (
+        [trial for trial in read(f"search/{study}")["trials"] if from_dict(trial["config"]).model == network][-1]
+        for study in (name, "hour-two-cores")
+    )
+    reached = np.interp(alone["epochs"], *zip(*((0, 0), *(look[:2] for look in both["curve"])), strict=True))
     return (
-        f"\nA step of `best` took {1000 * alone:.0f} ms in its trial {trial['number']}, on one core, and takes "
-        f"{1000 * both:.0f} ms on two that do nothing else "
-        f"([performance.md](performance.md#the-presets-quick-and-best)): the "
-        f"{seconds / 60:.0f} minutes of that trial are {seconds * both / alone / 60:.0f} on two.\n"
+        f"\nThe network of `best` took {alone['seconds'] / 60:.0f} minutes for its {alone['epochs']:.1f} epochs in "
+        f"trial {alone['number']}, on one core. On two, in the search below, it took {reached / 60:.0f} for as many.\n"
     )
 
 

@@ -322,7 +322,7 @@ def test_a_model_to_begin_with_that_has_learnt_the_test_images_is_refused(tmp_pa
     training.begin(replace(again, image_size=20), tmp_path)  # the same images, smaller
     shutil.copy(next(iter((photos / "cat").iterdir())), photos / "cat" / "zzz.png")
     for size in (28, 20):
-        with pytest.raises(UserError, match=r"has changed since .*first was trained on it.* do without it"):
+        with pytest.raises(UserError, match=r"has changed since .*first was trained on it.* do without .*first"):
             training.begin(replace(again, image_size=size), tmp_path)
 
 
@@ -337,6 +337,18 @@ def test_a_divided_folder_may_grow_where_it_is_trained_on(tmp_path: Path) -> Non
         shutil.copy(next(iter(cats.iterdir())), cats / "zzz.png")
         with pytest.raises(UserError, match="has changed since") if refused else nullcontext():
             training.begin(again, tmp_path)
+
+
+def test_a_folder_without_a_validation_part_of_its_own_may_not(tmp_path: Path) -> None:
+    for part in ("train", "test"):
+        write_folder(tmp_path / "photos" / part, ("cat", "dog"), n=40)
+    config = toy_config(data=f"folder:{tmp_path / 'photos'}", epochs=1, image_size=28)
+    training.train(training.start(config, tmp_path / "first"))
+    training.begin(replace(config, init=str(tmp_path / "first")), tmp_path)
+    cats = tmp_path / "photos" / "train" / "cat"
+    shutil.copy(next(iter(cats.iterdir())), cats / "zzz.png")
+    with pytest.raises(UserError, match="has changed since"):
+        training.begin(replace(config, init=str(tmp_path / "first")), tmp_path)
 
 
 def test_a_validation_error_after_a_model_that_has_learnt_those_images_is_said_to_be_too_good(

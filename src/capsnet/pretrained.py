@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,8 @@ import torch
 from torch import Tensor
 
 from capsnet import checkpoint, zoo
-from capsnet.config import PRESETS, Config, ModelConfig, from_dict, model_from_dict
-from capsnet.data.datasets import fingerprint, load, same_images
+from capsnet.config import PRESETS, Config, ModelConfig, model_from_dict
+from capsnet.data.datasets import Choice, fingerprint, listing, load, same_images
 from capsnet.errors import UserError, unknown
 from capsnet.evaluation import few
 from capsnet.models.capsnet import CapsNet
@@ -249,8 +250,10 @@ def _check_unseen_by(trained: str, config: Config, sure: bool) -> list[str]:
     theirs = record.get("certificate", {}).get("config", {})
     if not theirs and sure:
         raise UserError(f"{trained} does not say on which images it was trained: do without it here.")
+    before = [theirs.get("init", ""), theirs.get("teacher", "")]
+    before = [name for name in before if name and (zoo.is_shipped(name) or Path(name).exists())]
     if not theirs or same_images(theirs["data"]) != same_images(config.data):
-        return []
+        return before
     names = ("data", "validation", "validation_choice", "seed")
     if any(theirs.get(name) != getattr(config, name) for name in names):
         same = " ".join(f"--{name.replace('_', '-')} {theirs.get(name)}" for name in names)
@@ -259,22 +262,30 @@ def _check_unseen_by(trained: str, config: Config, sure: bool) -> list[str]:
             f"({same}, and no other seed), or do without it."
         )
     _check_unchanged(trained, record["certificate"], config)
-    before = [theirs.get("init", ""), theirs.get("teacher", "")]
-    return [name for name in before if name and (zoo.is_shipped(name) or Path(name).exists())]
+    return before
 
 
 def _check_unchanged(trained: str, birth: dict[str, Any], config: Config) -> None:
     """Refuse one's own images where they have changed since: they are cut apart in another way then."""
     if "images" not in birth:
         return
-    channels, *size = from_dict(birth["config"]).model.image_shape
-    splits = load(
-        config.data, validation=config.validation, validation_choice=config.validation_choice, seed=config.seed,
-        image_size=(size[0], size[1]), channels=channels,
-    )  # fmt: skip
-    now = fingerprint(splits, config.data)
+    shape = model_from_dict(birth["config"]["model"]).image_shape
+    cut = config.validation, config.validation_choice, config.seed
+    now = _fingerprint(config.data, listing(config.data), cut, shape)
     if any(now[part] != birth["images"].get(part) for part in ("validation", "test")):
         raise UserError(
-            f"{config.data} has changed since {trained} was trained on it, which may have learnt what would be held "
-            f"back here: put its images back as they were, or do without it."
+            f"{config.data} has changed since {trained} was trained on it, or is read in another way now, and what "
+            f"would be held back here may have been learnt: put its images back as they were, or do without {trained}."
         )
+
+
+@lru_cache(maxsize=8)  # a search asks for each of its trials
+def _fingerprint(
+    data: str, files: int | None, cut: tuple[int, Choice, int], shape: tuple[int, int, int]
+) -> dict[str, int]:
+    """The checksums of one's own images in a size; `files` is what tells that they have changed."""
+    (validation, choice, seed), (channels, height, width) = cut, shape
+    splits = load(
+        data, validation=validation, validation_choice=choice, seed=seed, image_size=(height, width), channels=channels
+    )
+    return fingerprint(splits, data)

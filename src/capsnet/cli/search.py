@@ -184,8 +184,9 @@ def watch(study: Study, url: str, task: Task, budget: Budget, flags: Search, arg
     secret = flags.storage or ""
     told = [word.replace(secret, shown(url)) if "://" in secret else word for word in argv]  # without a password
     again = f"go on with: capsnet search {shlex.join(told)}"
-    if failed := try_again(study, url):
-        say(f"the {failed} trials of this study have all failed; they are tried again")
+    if failed := try_again(study, url, budget.trials):
+        which = f"the {failed} trials of this study have all failed; they are"
+        say(f"{which if failed > 1 else 'the one trial of this study has failed; it is'} tried again")
     with in_storage(url):
         there = len(ended(study.get_trials(deepcopy=False)))
     if there >= budget.trials:

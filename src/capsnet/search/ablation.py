@@ -193,12 +193,6 @@ def conduct_alone(plan: Plan, show: Show, results: Path, trainings: Path) -> kep
     found, moved = kept.opened(results / f"{plan.name}.json", "ablation", plan.base.preset)
     if moved:
         show.set_aside(moved)
-    rests_on = ingredients(plan.base)
-    if any(record.get(part, there) != there for record in found.rows for part, there in rests_on.items()):
-        raise UserError(
-            f"{found.path} is of trainings before the images, or the model to begin with or to learn from, changed: "
-            f"choose another name with --study."
-        )
     rows = plan.rows()
     left = [row for row in rows if not is_done(found.find(row.name), row)]
     for row in left:
@@ -206,6 +200,12 @@ def conduct_alone(plan: Plan, show: Show, results: Path, trainings: Path) -> kep
             raise UserError(
                 f"{found.path} has {row.name} with {other_settings(record, row)}: choose another name with --study."
             )
+    rests_on = ingredients(plan.base)
+    if any(record.get(part, there) != there for record in found.rows for part, there in rests_on.items()):
+        raise UserError(
+            f"{found.path} is of trainings before the images, or the model to begin with or to learn from, changed: "
+            f"choose another name with --study."
+        )
     show.planned(rows, left, None)
     failed: list[tuple[Row, str]] = []
     for row in left:
@@ -344,8 +344,8 @@ def table(told: Sequence[Mapping[str, Any]]) -> Table:
             f"{o['seconds']:,.0f} s",
         ])  # fmt: skip
     columns = ["choice", "what it is", "validation error, %", "against the base", "seeds", "training"]
-    return Table(columns, rows, ["± is the deviation over seeds, and Student's 95 % interval of the difference, but no "
-                                 "narrower than what chance does to so many wrong images; "
+    return Table(columns, rows, ["± is the deviation over seeds, and Student's 95 % interval of the difference, but "
+                                 "never narrower than chance makes a difference of that many images; "
                                  "* marks differences whose interval leaves out zero: chance alone marks one choice "
                                  "in twenty that changes nothing."])  # fmt: skip
 
@@ -364,7 +364,9 @@ def draw(plan: Plan, told: Sequence[Mapping[str, Any]], results: Path = RESULTS)
     bars = [figures.Bar(label(o["name"]), o["error_percent"], colour(o), o["std"]) for o in ordered]
     epochs = ", one epoch" if plan.base.epochs == 1 else f", {plan.base.epochs} epochs"
     epochs *= not any("epochs=" in o["name"] for o in told)
-    seeds = "one seed" if plan.seeds == 1 else f"mean and deviation over {plan.seeds} seeds"
+    fewest = min(len(o["seeds"]) for o in told)
+    over = f"{fewest} to {plan.seeds} seeds" if fewest < plan.seeds else f"{plan.seeds} seeds"
+    seeds = "one seed" if plan.seeds == 1 else f"mean and deviation over {over}"
     note = f"Validation error, {seeds}{epochs}. Dark blue: the 95 % interval of the difference leaves out zero"
     lines = max(bar.label.count("\n") for bar in bars)  # of the longest label, beyond its first
     figure: Figure = figures.bars(

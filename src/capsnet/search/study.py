@@ -134,6 +134,8 @@ def open_study(name: str, url: str, task: Task, pruner: str = "median", grace: i
         if not study.user_attrs and not study.get_trials(deepcopy=False):
             study.set_user_attr("task", wanted)
         found = study.user_attrs.get("task")  # another worker may have begun it in the same instant
+        if isinstance(found, dict) and "images" in wanted:
+            found = {"images": wanted["images"], **found}  # one from before this was recorded
         if found != wanted:
             raise another(name, url, found, wanted)
         for values in first_trials(task):
@@ -272,14 +274,15 @@ def refuse_the_hopeless(study: optuna.Study) -> None:
         raise UserError(f"{which} failed. The last one: {trials[-1].user_attrs.get('failure', KILLED)}")
 
 
-def try_again(study: optuna.Study, url: str) -> int:
-    """Put all trials back into the queue where every one failed, and say how many.
+def try_again(study: optuna.Study, url: str, asked_for: int = HOPELESS) -> int:
+    """Put all trials back into the queue where every one failed, of as many as were asked for or as make a search
+    hopeless; gives their number.
 
     The reason was none of a single trial's (no data, no memory): whoever goes on with it has mended that.
     """
     with in_storage(url):
         trials = ended(study.get_trials())
-        if any(trial.state != TrialState.FAIL for trial in trials):
+        if len(trials) < min(HOPELESS, asked_for) or any(trial.state != TrialState.FAIL for trial in trials):
             return 0
         for trial in trials:
             put_back(study, trial)
