@@ -94,9 +94,10 @@ class TrainingBar(Watcher):
     def started(self, run: Run) -> None:
         self.began = (run.step, time.monotonic())
         parameters = sum(p.numel() for p in run.model.parameters())
+        epochs = "1 epoch" if run.config.epochs == 1 else f"{run.config.epochs} epochs"
         say(
             f"{run.config.preset} on {run.config.data}: {parameters:,} parameters, "
-            f"{len(run.splits.train):,} training images, {run.config.epochs} epochs of {len(run.batches)} steps, "
+            f"{len(run.splits.train):,} training images, {epochs} of {len(run.batches)} steps, "
             f"{run.device}, in {run.folder}"
         )
         self.progress.start()
