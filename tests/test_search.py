@@ -513,7 +513,8 @@ def test_a_worker_in_place_of_another_gets_no_more_time(monkeypatch: pytest.Monk
     told: list[str] = []
     begin = subprocess.Popen
     monkeypatch.setattr(subprocess, "Popen", lambda *a, env, **k: told.append(env[UNTIL]) or begin(*a, env=env, **k))
-    crew = Crew(["--help"], 1, until=time.monotonic() + 60)
+    until = time.monotonic() + 60
+    crew = Crew(["--help"], 1, until)
     crew.at_work[0][0].kill()
     crew.at_work[0][0].wait()
     assert crew.look_after()  # with another in its place
@@ -521,8 +522,8 @@ def test_a_worker_in_place_of_another_gets_no_more_time(monkeypatch: pytest.Monk
     assert not crew.look_after()
     assert told[0] == told[1]
     monkeypatch.setenv(UNTIL, told[1])
-    assert limits(flags)[1] == pytest.approx(time.monotonic() + 60, abs=5)
-    assert limits(Search())[1] == pytest.approx(time.monotonic() + 60, abs=5)
+    assert limits(flags)[1] == pytest.approx(until, abs=5)
+    assert limits(Search())[1] == pytest.approx(until, abs=5)
 
 
 # --- Storage ---------------------------------------------------------------------------------------------------
