@@ -254,6 +254,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "search-hour": lambda: search("hour"),
     "search-hour-branches": lambda: search("hour-branches") + on_two_cores("hour-branches"),
     "search-hour-two-cores": lambda: search("hour-two-cores"),
+    "search-hour-iterations": lambda: search("hour-iterations"),
     "best-candidates": candidates,
     "best-design": design,
     "best-hard": hard,
