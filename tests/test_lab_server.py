@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from statistics import median
 
 import numpy as np
 import pytest
@@ -262,17 +261,16 @@ def test_the_mistakes_are_mistakes(lab: Running, model: CapsNet, digits: data.Da
 
 def test_mistakes_that_nobody_has_recorded_are_counted(lab: Running, digits: data.Dataset) -> None:
     deadline = time.monotonic() + 60
-    path, waited = "/api/digits?model=small-cnn&only=mistakes&random=false&after=", []
+    path, answers = "/api/digits?model=small-cnn&only=mistakes&random=false&after=", 0
     while (found := lab.json(path))["state"] == "counting" and time.monotonic() < deadline:
-        began = time.monotonic()
         encode(lab, pixels_of(digits.images[0].float() / 255), model="small-cnn")
-        waited.append(time.monotonic() - began)  # it answers in the meantime
+        answers += 1
     assert found["state"] == "ready"
     index = found["index"]
     header, _ = encode(lab, pixels_of(digits.images[index].float() / 255), model="small-cnn")
     assert header["longest"][0] != int(digits.labels[index])
     assert found["count"] > 5000  # its weights are random
-    assert not waited or median(waited) < 2  # one answer may be late where the machine is busy
+    assert answers > 5  # in the meantime; one, at the end, if the count held the model all along
 
 
 def test_a_model_of_other_things_has_no_test_digits(lab: Running) -> None:
