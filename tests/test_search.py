@@ -817,6 +817,25 @@ def test_a_killed_worker_is_replaced_and_one_that_gives_up_is_heard() -> None:
     assert "did you mean 'median'" in crew.last_words
 
 
+def test_a_second_signal_in_the_same_instant_leaves_no_worker_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    crews: list[Crew] = []
+
+    def followed(study: Any, url: str, what: Task, budget: Budget, crew: Crew) -> None:
+        crews.append(crew)
+        raise KeyboardInterrupt
+
+    def said(text: str) -> None:
+        if "stopping" in text:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("capsnet.cli.search.follow", followed)
+    monkeypatch.setattr("capsnet.cli.search.say", said)
+    assert main(["search", "--space", "lr=0.1,0.2", *FLAGS, "--epochs", "1000"]) == 130
+    (worker, log), *_ = crews[0].at_work
+    log.close()
+    assert worker.poll() is not None
+
+
 def test_a_place_that_cannot_be_written_to_is_said_before_the_first_trial(capsys: pytest.CaptureFixture[str]) -> None:
     Path("results").write_text("a file where a folder should be")
     assert main(["search", "--space", "lr=0.001,0.003", "--train-limit", "128", "--validation", "100"]) == 2

@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from heapq import heapify, heapreplace
 from importlib.util import find_spec
@@ -197,7 +197,8 @@ def watch(study: Study, url: str, task: Task, budget: Budget, flags: Search, arg
         with in_storage(url):
             spent = budget.spent(study.get_trials(deepcopy=False), task.minutes)
     except KeyboardInterrupt:
-        say("stopping after the step at hand …")
+        with suppress(KeyboardInterrupt):  # `timeout` sends its signal twice in the same instant
+            say("stopping after the step at hand …")
         crew.end()
         say(f"stopped; {again}")
         raise
@@ -249,10 +250,10 @@ class Crew:
 
     def end(self) -> None:
         """Let every worker save its training and put it back; a second Ctrl-C does not wait for that."""
-        for worker, _ in self.at_work:
-            if worker.poll() is None:
-                worker.send_signal(signal.SIGINT)
         try:
+            for worker, _ in self.at_work:
+                if worker.poll() is None:
+                    worker.send_signal(signal.SIGINT)
             for worker, _ in self.at_work:
                 worker.wait()
         except KeyboardInterrupt:
