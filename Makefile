@@ -1,19 +1,21 @@
-# make lab        set up, open the Lab in the browser
-# make demo       set up, train on MNIST, test, write runs/demo/report.html
-# make test       set up, lint, types and every test
-# make test-slow  also what takes minutes: presets held to their promise
-# make setup      .venv/bin/capsnet and nothing else
-# make chromium   the browser that the Lab's page is tested in, where it is missing
+# make lab        open the Lab in the browser
+# make demo       train on MNIST, evaluate, write runs/demo/report.html
+# make docs       build the documentation in site/
+# make test       lint, type-check and run the tests
+# make test-slow  also run the tests that take minutes
+# make setup      only create the environment, .venv
+# make chromium   install the browser that tests the Lab, if it is missing
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+CODE := src tests tools research
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: setup lab demo test test-slow lint chromium clean
+.PHONY: setup lab demo docs test test-slow lint chromium clean
 setup: $(STAMP)
 
-# torch first and exact: on its own it resolves to the build that suits this platform
+# install torch first: alone, it resolves to the build for this platform
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "capsnet needs Python 3.11 or newer: make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 2; }
@@ -29,18 +31,22 @@ lab: setup
 demo: setup
 	@$(BIN)/capsnet demo
 
+docs: setup
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "open site/index.html"
+
 lint: setup
-	$(BIN)/ruff check src tests
-	$(BIN)/ruff format --check src tests
+	$(BIN)/ruff check $(CODE)
+	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/mypy
 
-# needs root and apt-get; where neither is, the tests of the page say what to do
+# needs root and apt-get; without them, the tests of the page say what to do
 chromium:
 	@command -v chromium || command -v chromium-browser || command -v google-chrome || \
 	  { test "$$(id -u)" = 0 && command -v apt-get && apt-get update && apt-get install -y chromium; } || \
-	  echo "there is no Chromium and it cannot be installed from here: the tests of the Lab's page will fail"
+	  echo "Chromium is missing and cannot be installed here: the tests of the Lab's page will fail"
 
-# one thread for each worker: threads that wait for each other are slow where cores are shared with others
+# one thread per worker: more threads than cores are slow
 test: lint chromium
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 
@@ -48,4 +54,4 @@ test-slow: lint chromium
 	$(BIN)/python -m pytest -m "slow or not slow"
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) build dist site .pytest_cache .mypy_cache .ruff_cache

@@ -5,13 +5,18 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import settings
 
-from capsnet import data
+from capsnet import data, plugins
 from capsnet.cli import main
+from capsnet.data.registry import DATASETS
+from capsnet.models.registry import MODELS
+from capsnet.registry import BUILT_IN, Registry
+from capsnet.routing import ROUTINGS
 
 settings.register_profile("capsnet", deadline=None, derandomize="CI" in os.environ, max_examples=60)
 settings.load_profile("capsnet")
@@ -37,3 +42,14 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def digits() -> data.Dataset:
     return data.load("mnist").test
+
+
+@pytest.fixture
+def forget_plugins(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What a test loads or registers is unknown again after it."""
+    monkeypatch.setattr(plugins, "_loaded", {})
+    yield
+    registries: list[Registry[Any]] = [ROUTINGS, MODELS, DATASETS]
+    for registry in registries:
+        for name in [name for name, origin in registry._origins.items() if origin != BUILT_IN]:
+            del registry._entries[name], registry._origins[name]

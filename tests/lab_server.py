@@ -1,4 +1,4 @@
-"""A real Lab for the tests: `capsnet lab` as a process of its own, on a port of its own."""
+"""A real Lab for the tests: `capsnet lab` in its own process on its own port."""
 
 from __future__ import annotations
 
@@ -14,14 +14,19 @@ from urllib.parse import urlsplit
 
 import torch
 
-from capsnet import checkpoint
-from capsnet.config import CapsNetConfig, CNNConfig, ModelConfig
-from capsnet.models.registry import build
+from capsnet.io import checkpoint
+from capsnet.io.records import Certificate
+from capsnet.models.branched import BranchedConfig
+from capsnet.models.config import CapsNetConfig, CNNConfig, ModelConfig
+from capsnet.models.registry import MODELS, build
+from capsnet.plugins import load_plugin
+from capsnet.routing.base import options_for
+from capsnet.routing.options import DynamicOptions
 
 
 @dataclass
 class Running:
-    """A running Lab and how to ask it something."""
+    """A running Lab and requests to it."""
 
     url: str
     process: subprocess.Popen[str]
@@ -35,7 +40,7 @@ class Running:
     def ask(
         self, path: str, body: bytes | None = None, headers: dict[str, str] | None = None, method: str | None = None
     ) -> tuple[int, bytes, HTTPResponse]:
-        """Status, body and response of one request."""
+        """Status, body and response of a request."""
         connection = HTTPConnection("127.0.0.1", self.port, timeout=60)
         try:
             connection.request(method or ("GET" if body is None else "POST"), path, body, headers or {})
@@ -45,27 +50,27 @@ class Running:
             connection.close()
 
     def json(self, path: str, value: object = None) -> dict:
-        """The JSON that comes back; `value` is posted as JSON."""
+        """The JSON answer; `value` is posted as JSON."""
         body = None if value is None else json.dumps(value).encode()
         status, answer, _ = self.ask(path, body, {"Content-Type": "application/json"} if body else None)
         assert status == 200, answer
         return json.loads(answer)
 
     def memory(self, kind: str = "VmRSS") -> float:
-        """Megabytes that the process holds (VmRSS) or has ever held (VmHWM)."""
+        """Megabytes that the process uses (VmRSS), or its peak (VmHWM)."""
         lines = Path(f"/proc/{self.process.pid}/status").read_text().splitlines()
         return next(int(line.split()[1]) for line in lines if line.startswith(kind)) / 1024
 
     def forget_peak(self) -> float:
-        """Let VmHWM begin anew, at the megabytes that the process holds now, which are given back."""
+        """Reset VmHWM and return the megabytes that the process uses now."""
         Path(f"/proc/{self.process.pid}/clear_refs").write_text("5")
         return self.memory()
 
 
 @contextmanager
 def running_lab(*words: str) -> Iterator[Running]:
-    """`capsnet lab` with these words, until the block ends."""
-    command = [sys.executable, "-m", "capsnet.cli", "lab", *words, "--no-browser", "--json"]
+    """`capsnet lab` with these arguments until the block ends."""
+    command = [sys.executable, "-m", "capsnet.cli", "lab", *words, "--no-browser", "--json", "--plugin", str(PLUGIN)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
@@ -80,14 +85,15 @@ def running_lab(*words: str) -> Iterator[Running]:
 
 
 def write_model(folder: Path, config: ModelConfig, data: str = "mnist", multi_label: bool = False) -> str:
-    """A small network with random weights as a run's folder."""
+    """A small network with random weights as a run folder."""
     torch.manual_seed(0)
     model = build(config)
     model.multi_label = multi_label
-    checkpoint.save_model(folder / checkpoint.MODEL_FILE, model, {"config": {"data": data}})
+    checkpoint.save_model(folder / checkpoint.MODEL_FILE, model, Certificate(config={"data": data}))
     return str(folder)
 
 
+LEAKY = DynamicOptions(leaky=True)
 SMALL = {"stem_channels": (4,), "stem_kernels": (9,), "stem_strides": (2,), "primary_types": 2, "primary_dim": 4}
 
 
@@ -97,14 +103,22 @@ BRANCHED = {
 }  # fmt: skip
 
 
+PLUGIN = Path(__file__).with_name("lab_plugin.py")
+
+
 def write_models(folder: Path) -> list[str]:
-    """One model of every kind that the page has to cope with."""
+    """One model of every kind that the page must handle; the last two need PLUGIN."""
+    load_plugin(PLUGIN)
     return [
         write_model(folder / "no-decoder", CapsNetConfig(**SMALL, decoder=())),
         write_model(folder / "small-cnn", CNNConfig(channels=(4,), kernels=(5,), pool=(4,), hidden=(8,))),
-        write_model(folder / "leaky", CapsNetConfig(**SMALL, leaky=True, class_dim=1, decoder=(8,))),
+        write_model(
+            folder / "leaky", CapsNetConfig(**SMALL, routing=DynamicOptions(leaky=True), class_dim=1, decoder=(8,))
+        ),
         write_model(folder / "deep", CapsNetConfig(**SMALL, hidden_caps=((6, 5),), decoder=(8,))),
-        write_model(folder / "branched", CapsNetConfig(**BRANCHED, decoder=(8,))),
+        write_model(folder / "branched", BranchedConfig(**BRANCHED, decoder=(8,))),
         write_model(folder / "two-digits", CapsNetConfig((1, 36, 36), **SMALL, decoder=(8,)), "multimnist", True),
         write_model(folder / "colour", CapsNetConfig((3, 32, 32), 3, **SMALL, decoder=(8,)), "folder:/secret/place"),
+        write_model(folder / "gated", CapsNetConfig(**SMALL, routing=options_for("gates"), decoder=(8,))),
+        write_model(folder / "linear", MODELS.get("linear").Config()),
     ]

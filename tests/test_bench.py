@@ -1,4 +1,4 @@
-"""The benchmark: what it reports, and that its yardsticks compute what they claim to."""
+"""The benchmark: what it reports, and that its variants compute the same."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ import torch
 
 from capsnet import bench, kernels
 from capsnet.cli import main
-from capsnet.config import CapsNetConfig
-from capsnet.models import CapsNet
+from capsnet.models.branched import BranchedConfig
+from capsnet.models.capsnet import CapsNet
+from capsnet.models.config import CapsNetConfig
+from capsnet.routing.options import DynamicOptions
 
 RATIOS = (
     "train_ratio_fp32",
@@ -74,9 +76,10 @@ def test_the_paper_networks_multiply_adds_are_counted_as_known() -> None:
 
 
 def test_branches_multiply_what_they_see_and_no_more() -> None:
-    config = CapsNetConfig(
+    config = BranchedConfig(
         (1, 10, 10), 3, stem_channels=(4, 6), stem_kernels=(3, 3), stem_strides=(1, 1), branches=2, trunk=1,
-        primary_types=4, primary_dim=2, primary_kernel=3, primary_stride=1, class_dim=6, decoder=(), iterations=1,
+        primary_types=4, primary_dim=2, primary_kernel=3, primary_stride=1, class_dim=6, decoder=(),
+        routing=DynamicOptions(iterations=1),
     )  # fmt: skip
     convolutions = 64 * 4 * 9 + 36 * 6 * 4 * 9 + 16 * 8 * 3 * 9
     votes = 16 * 4 * 3 * 3
@@ -89,8 +92,8 @@ def test_branches_multiply_what_they_see_and_no_more() -> None:
     [
         (["--image-size", "5"], "too small"),
         (["--batch", "0"], "above 0"),
-        (["--quick", "--plot", "a.png"], "nothing to draw"),
-        (["--sweep", "--plot", "a.bmp"], "neither .png nor .svg"),
+        (["--quick", "--plot", "a.png"], "leave one of the two out"),
+        (["--sweep", "--plot", "a.bmp"], "should end in .png or .svg"),
     ],
 )
 def test_impossible_benchmarks_are_refused_at_once(
@@ -102,11 +105,11 @@ def test_impossible_benchmarks_are_refused_at_once(
 
 MANY_CLASSES = """
 import resource, torch
-from capsnet.config import CapsNetConfig, Config
+from capsnet.train.config import CapsNetConfig, Config
 from capsnet.data import Batch
-from capsnet.functional import one_hot
+from capsnet.nn.functional import one_hot
 from capsnet.models import CapsNet
-from capsnet.training import compute_loss
+from capsnet.train.loop import compute_loss
 
 config = Config(model=CapsNetConfig(image_shape=(3, 96, 96), num_classes=200, shared=True))
 model = CapsNet(config.model)
@@ -145,10 +148,10 @@ def test_an_interrupted_benchmark_ends_without_a_traceback() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--network", "quick", "--plot", "a.png"], "drop --plot"),
-        (["--precision", "--plot", "a.png"], "drop --plot"),
-        (["--precision", "--batch", "64"], "--precision takes no --batch"),
-        (["--sweep", "--image-size", "36"], "--sweep takes no --image-size"),
+        (["--network", "quick", "--plot", "a.png"], "leave --plot out"),
+        (["--precision", "--plot", "a.png"], "leave --plot out"),
+        (["--precision", "--batch", "64"], "--precision does not use --batch"),
+        (["--sweep", "--image-size", "36"], "--sweep does not use --image-size"),
     ],
 )
 def test_what_would_be_ignored_is_refused_before_anything_is_measured(
@@ -156,3 +159,18 @@ def test_what_would_be_ignored_is_refused_before_anything_is_measured(
 ) -> None:
     assert main(["bench", *words]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_routings_are_compared_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "--routing", "uniform", "--batch", "8", "--repeats", "1", "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)["routings"]
+    assert found["routing"] == "uniform"
+    assert min(found["plain_seconds"], found["fast_seconds"], found["plain_mb"]) > 0
+    assert found["ratio"] == pytest.approx(found["plain_seconds"] / found["fast_seconds"])
+    assert found["step_seconds"] > found["fast_seconds"] * 0.5
+
+
+@pytest.mark.parametrize("words", [["--routing", "unifrom"], ["--routing", "all", "--network", "quick"]])
+def test_a_routing_that_cannot_be_measured_is_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", *words]) == 2
+    assert capsys.readouterr().err.count("\n") == 1

@@ -15,17 +15,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from capsnet import kernels, training
-from capsnet.config import CapsNetConfig, Config
+from capsnet import kernels
 from capsnet.data import Augment, Batch, Batches, Dataset, Splits, in_order
 from capsnet.errors import UserError
-from capsnet.evaluation import Evaluation, evaluate, name_classes
-from capsnet.functional import one_hot, squash, votes
+from capsnet.evaluate import Evaluation, evaluate, name_classes
 from capsnet.kernels import routing as kernel
-from capsnet.layers import DenseCaps, PrimaryCaps
-from capsnet.losses import margin_loss, reconstruction_loss
-from capsnet.models import CapsNet
+from capsnet.models.capsnet import CapsNet
+from capsnet.models.config import CapsNetConfig
+from capsnet.nn.functional import one_hot, squash, votes
+from capsnet.nn.layers import DenseCaps, PrimaryCaps
+from capsnet.nn.losses import margin_loss, reconstruction_loss
 from capsnet.routing import dynamic_routing
+from capsnet.train import loop
+from capsnet.train.config import Config
 
 Route = Callable[[Tensor, Tensor], Tensor]
 
@@ -52,7 +54,7 @@ def digits(n: int = 23, seed: int = 0) -> Dataset:
 
 def ours_plain(u: Tensor, W: Tensor, iterations: int = 3) -> Tensor:
     with kernels.plain():
-        return dynamic_routing(u, W, iterations=iterations).v
+        return dynamic_routing(u, W, iterations=iterations).poses
 
 
 def ours_fast(u: Tensor, W: Tensor, iterations: int = 3) -> Tensor:
@@ -264,15 +266,15 @@ def test_7_a_mean_over_pixels_or_a_sum_over_the_batch_is_noticed(loss: Loss) -> 
 
 # --- 8. Decoder masked by the prediction during training ----------------------------------------------------------
 
-ComputeLoss = Callable[[CapsNet, Batch, Config], training.Losses]
+ComputeLoss = Callable[[CapsNet, Batch, Config], loop.Losses]
 
 
 def guard_training_decodes_the_true_class(compute: ComputeLoss) -> None:
     """With labels that the model does not predict, the reconstruction still comes from the labels' poses."""
     model, images = tiny(), torch.rand(5, 1, 8, 8)
     output = model(images)
-    labels = output.lengths.argmin(1)
-    assert (labels != output.lengths.argmax(1)).all()
+    labels = output.activations.argmin(1)
+    assert (labels != output.activations.argmax(1)).all()
     batch = Batch(images, one_hot(labels, 3), labels, torch.arange(5))
     expected = reconstruction_loss(model.reconstruct(output.poses, labels), images)  # type: ignore[arg-type]
     losses = compute(model, batch, Config())
@@ -280,15 +282,15 @@ def guard_training_decodes_the_true_class(compute: ComputeLoss) -> None:
     torch.testing.assert_close(losses.total, losses.margin + 0.0005 * expected)
 
 
-def loss_masked_by_the_prediction(model: CapsNet, batch: Batch, config: Config) -> training.Losses:
-    longest = model(batch.images).lengths.argmax(1)
-    right = training.compute_loss(model, batch, config)
-    wrong = training.compute_loss(model, replace(batch, targets=one_hot(longest, 3)), config).reconstruction
-    return training.Losses(right.margin + 0.0005 * wrong, right.margin, wrong)
+def loss_masked_by_the_prediction(model: CapsNet, batch: Batch, config: Config) -> loop.Losses:
+    longest = model(batch.images).activations.argmax(1)
+    right = loop.compute_loss(model, batch, config)
+    wrong = loop.compute_loss(model, replace(batch, targets=one_hot(longest, 3)), config).reconstruction
+    return loop.Losses(right.margin + 0.0005 * wrong, right.margin, wrong)
 
 
 def test_8_training_masks_by_the_label() -> None:
-    guard_training_decodes_the_true_class(training.compute_loss)
+    guard_training_decodes_the_true_class(loop.compute_loss)
 
 
 def test_8_masking_by_the_prediction_in_training_is_noticed() -> None:
@@ -299,7 +301,7 @@ def test_8_masking_by_the_prediction_in_training_is_noticed() -> None:
 def test_8_prediction_masks_by_the_longest_capsule() -> None:
     model, images = tiny(), torch.rand(5, 1, 8, 8)
     prediction = model.predict(images)
-    expected = model.reconstruct(prediction.poses, prediction.lengths.argmax(1))  # type: ignore[arg-type]
+    expected = model.reconstruct(prediction.poses, prediction.activations.argmax(1))  # type: ignore[arg-type]
     torch.testing.assert_close(prediction.reconstructions, expected)
 
 
@@ -309,9 +311,9 @@ def test_8_prediction_masks_by_the_longest_capsule() -> None:
 def trained_weights(test: Dataset, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Tensor]:
     """A short training with early stopping, where everything but the test set is always the same."""
     splits = Splits(digits(60), digits(21, seed=1), test)
-    monkeypatch.setattr(training, "load_data", lambda *names, **options: splits)
+    monkeypatch.setattr(loop, "load_data", lambda *names, **options: splits)
     config = Config(epochs=5, batch_size=10, lr=0.005, patience=5, device="cpu", model=TINY)
-    return training.train(training.start(config, folder)).model.state_dict()
+    return loop.train(loop.start(config, folder)).model.state_dict()
 
 
 def guard_the_test_set_chooses_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -324,10 +326,10 @@ def guard_the_test_set_chooses_nothing(folder: Path, monkeypatch: pytest.MonkeyP
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-our_epoch_record = training.epoch_record
+our_epoch_record = loop.epoch_record
 
 
-def choose_on_the_test_set(run: training.Run) -> dict:
+def choose_on_the_test_set(run: loop.Run) -> dict:
     run.splits = replace(run.splits, validation=run.splits.test)
     return our_epoch_record(run)
 
@@ -337,7 +339,7 @@ def test_9_nothing_is_chosen_on_the_test_set(tmp_path: Path, monkeypatch: pytest
 
 
 def test_9_a_choice_on_the_test_set_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training, "epoch_record", choose_on_the_test_set)
+    monkeypatch.setattr(loop, "epoch_record", choose_on_the_test_set)
     with pytest.raises(AssertionError):
         guard_the_test_set_chooses_nothing(tmp_path, monkeypatch)
 
@@ -350,17 +352,17 @@ Measure = Callable[[CapsNet, Dataset], Tensor]
 def guard_test_images_are_seen_as_they_are(measure: Measure) -> None:
     model, dataset = tiny().eval(), digits()
     with torch.no_grad():
-        torch.testing.assert_close(measure(model, dataset), model(dataset.images.float() / 255).lengths)
+        torch.testing.assert_close(measure(model, dataset), model(dataset.images.float() / 255).activations)
 
 
 def measured_with_shifts(model: CapsNet, dataset: Dataset) -> Tensor:
     batches = Batches(dataset, len(dataset), augment=Augment(shift=2), shuffle=False)
     with torch.no_grad():
-        return model(batches.batch(0).images).lengths
+        return model(batches.batch(0).images).activations
 
 
 def test_10_evaluation_augments_nothing() -> None:
-    guard_test_images_are_seen_as_they_are(lambda model, dataset: evaluate(model, dataset, batch_size=5).lengths)
+    guard_test_images_are_seen_as_they_are(lambda model, dataset: evaluate(model, dataset, batch_size=5).activations)
 
 
 def test_10_augmentation_at_test_time_is_noticed() -> None:
@@ -370,7 +372,7 @@ def test_10_augmentation_at_test_time_is_noticed() -> None:
 
 def test_10_evaluation_switches_batch_statistics_off_and_restores_the_mode() -> None:
     model, dataset = CapsNet(replace(TINY, stem_norm=True)).train(), digits()
-    whole, parts = (evaluate(model, dataset, batch_size=size).lengths for size in (23, 4))
+    whole, parts = (evaluate(model, dataset, batch_size=size).activations for size in (23, 4))
     torch.testing.assert_close(whole, parts)
     assert model.training
 
@@ -445,7 +447,7 @@ def test_12_evaluation_names_sets_where_an_image_may_have_several_labels() -> No
     one = digits()
     several = replace(one, labels=one_hot(one.labels, 3).bool())
     model = tiny()
-    lengths = evaluate(model, several).lengths
+    lengths = evaluate(model, several).activations
     middle = float(lengths.median())
     assert torch.equal(evaluate(model, several, threshold=middle).predicted, lengths >= middle)
     assert (evaluate(model, several, top=2).predicted.sum(1) == 2).all()
@@ -490,7 +492,7 @@ def test_data_that_do_not_fit_the_model_are_refused_before_they_are_evaluated() 
     model, dataset = tiny(), digits(4)
     misfits = {
         r"images of \(1, 8, 8\) and rows has \(1, 8, 7\)": replace(dataset, images=dataset.images[..., :7]),
-        "knows 3 classes and rows has 4": replace(dataset, classes=("a", "b", "c", "d")),
+        "has 3 classes and rows has 4": replace(dataset, classes=("a", "b", "c", "d")),
         "rows has no images": dataset.subset(torch.arange(0)),
     }
     for said, misfit in misfits.items():

@@ -11,8 +11,8 @@ from PIL import Image
 from capsnet import create_model
 from capsnet.cli import main
 from capsnet.cli.train import take_preset
-from capsnet.config import get_preset
 from capsnet.errors import UserError
+from capsnet.train.presets import get_preset
 
 
 def test_floats_up_to_255_are_refused_and_floats_up_to_1_are_not() -> None:
@@ -43,4 +43,4 @@ def test_a_folder_named_without_its_prefix_is_recognised(
 def test_a_picture_in_the_place_of_the_model_is_recognised(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Image.new("L", (28, 28)).save(tmp_path / "photo.png")
     assert main(["predict", str(tmp_path / "photo.png")]) == 2
-    assert "name a model first" in capsys.readouterr().err
+    assert "give the model first" in capsys.readouterr().err

@@ -1,13 +1,13 @@
-"""A benchmark, not a timed test: plain and fast side by side in one run, each in a process of its own.
+"""The benchmark: variants of one network, each in its own process, measured alternately.
 
-Four sides take turns, a few steps each, so that a noisy machine is noisy for all of them; medians and their spread
-are reported, and the ratios are what counts.
+The variants alternate every few steps, so noise on the machine affects all of them alike. Medians and quartiles are
+reported; compare the ratios, not the absolute times.
 
-    public     what public implementations do: nn.Conv2d, votes by a broadcast matrix product, every tensor
-               materialised, the system's allocator as it is
-    plain      this project's readable path, the allocator told to keep memory
-    fast       this project's default path, the same allocator
-    fast-bf16  the same with products in bfloat16 where the processor has it, else fewer and rougher ones in float32
+    public     the style of public implementations: nn.Conv2d, votes by a broadcast matrix product, every tensor
+               materialised, the system's default allocator
+    plain      this package's readable code; the allocator keeps freed memory
+    fast       this package's default kernels, with the same allocator
+    fast-bf16  the same with bfloat16 products if the processor supports them, otherwise a faster, less accurate float32
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ import platform
 import statistics
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -30,28 +29,35 @@ from typing import IO, Any, cast
 import torch
 from torch import Tensor, nn
 
-from capsnet import kernels, training
-from capsnet.config import CapsNetConfig, Config, get_preset
+from capsnet import kernels
 from capsnet.data import Batch
 from capsnet.errors import UserError
-from capsnet.evaluation import evaluate, mean_and_std
-from capsnet.functional import one_hot
+from capsnet.evaluate import evaluate, mean_and_std
+from capsnet.kernels import dispatch
 from capsnet.kernels.allocator import keep_memory
-from capsnet.kernels.convolution import has_bf16
-from capsnet.models.base import Output
-from capsnet.models.capsnet import CapsNet
+from capsnet.kernels.dispatch import has_bf16
+from capsnet.models.base import Model, Output
+from capsnet.models.capsnet import CapsNet, describe_routing
+from capsnet.models.config import CapsNetConfig
+from capsnet.models.registry import build
+from capsnet.nn.functional import one_hot
+from capsnet.routing.options import DynamicOptions
+from capsnet.timing import timed
+from capsnet.train import loop
+from capsnet.train.config import Config
+from capsnet.train.presets import get_preset
 
 SIDES = ("public", "plain", "fast", "fast-bf16")
 INFERENCE_BATCH = 128
 
 
-class PublicStyle(nn.Module):
-    """The paper's network written as public implementations write it; for comparison only."""
+class PublicStyle(Model):
+    """The paper's network in the style of public implementations; for comparison only."""
 
     def __init__(self, config: CapsNetConfig) -> None:
-        super().__init__()
+        super().__init__(config)
         ours = CapsNet(config)
-        self.config, self.decoder = config, ours.decoder
+        self.decoder = ours.decoder
         channels = config.stem_channels[-1]
         self.conv1 = nn.Conv2d(config.image_shape[0], channels, config.stem_kernels[0])
         self.primary = nn.Conv2d(channels, config.primary_types * config.primary_dim, config.primary_kernel, 2)
@@ -61,16 +67,17 @@ class PublicStyle(nn.Module):
         squared = (s**2).sum(-1, keepdim=True)
         return squared / (1 + squared) * s / torch.sqrt(squared + 1e-9)
 
-    def forward(self, images: Tensor) -> Output:
+    def forward(self, images: Tensor, trace: bool = False, routing: Mapping[str, Any] | None = None) -> Output:
         b, dim = len(images), self.config.primary_dim
         maps = self.primary(torch.relu(self.conv1(images)))
         u = self.squash(maps.view(b, -1, dim, *maps.shape[2:]).permute(0, 1, 3, 4, 2).reshape(b, -1, dim))
         u_hat = (self.W[None] @ u[:, :, None, :, None]).squeeze(-1)  # b i j q
         b_ij = torch.zeros(*u_hat.shape[:3], 1, device=u.device)
-        for t in range(self.config.iterations):
+        iterations = getattr(self.config.routing, "iterations", 1)
+        for t in range(iterations):
             c_ij = torch.softmax(b_ij, dim=2)
             v = self.squash((c_ij * u_hat).sum(1, keepdim=True))
-            if t < self.config.iterations - 1:
+            if t < iterations - 1:
                 b_ij = b_ij + (u_hat * v).sum(-1, keepdim=True)
         v = v.squeeze(1)
         return Output(torch.sqrt((v**2).sum(-1) + 1e-9), v)
@@ -82,34 +89,34 @@ class PublicStyle(nn.Module):
 
 @dataclass(frozen=True)
 class Case:
-    """What is measured: a network and a batch."""
+    """What is measured: a network and a batch size."""
 
     model: CapsNetConfig = field(default_factory=CapsNetConfig)
     batch: int = 128
 
     @property
     def sides(self) -> tuple[str, ...]:
-        """The public style is written for one kind of network, the paper's."""
-        paper_like = len(self.model.stem_channels) == 1 and not self.model.stem_norm and self.model.branches == 1
+        """The variants to measure; `public` only exists for networks like the paper's."""
+        paper_like = len(self.model.stem_channels) == 1 and not self.model.stem_norm and self.model.kind == "capsnet"
         return SIDES if paper_like else SIDES[1:]
 
     def described(self) -> str:
         c, h, w = self.model.image_shape
-        return f"{c}×{h}×{w}, batch {self.batch}, {self.model.num_classes} classes, {self.model.iterations} iterations"
+        return f"{c}×{h}×{w}, batch {self.batch}, {self.model.num_classes} classes, {describe_routing(self.model)}"
 
 
 # ---------------------------------------------------------------------------------------- inside a worker process
 
 
 class Worker:
-    """One side of the comparison: builds its network once, then runs steps on demand."""
+    """One variant: builds its network once, then runs steps on request."""
 
     def __init__(self, side: str, case: Case) -> None:
         if side != "public":
             keep_memory()
         torch.manual_seed(0)
         self.side, self.case = side, case
-        self.model: Any = PublicStyle(case.model) if side == "public" else CapsNet(case.model)
+        self.model: Any = PublicStyle(case.model) if side == "public" else build(case.model)
         fused = {} if side == "public" else {"fused": True}
         self.optimizer = torch.optim.Adam(self.model.parameters(), **fused)  # type: ignore[arg-type]
         self.config = Config(model=case.model)
@@ -128,9 +135,9 @@ class Worker:
         return torch.autocast("cpu", torch.bfloat16, enabled=self.side == "fast-bf16")
 
     def train(self) -> None:
-        """Forward, loss, backward, Adam."""
+        """One step: forward, loss, backward, Adam."""
         with self.path(), self.precision():
-            loss = training.compute_loss(self.model, self.batch, self.config).total
+            loss = loop.compute_loss(self.model, self.batch, self.config).total
         self.optimizer.zero_grad(set_to_none=True)
         with self.path():
             loss.backward()
@@ -141,14 +148,14 @@ class Worker:
             self.model.eval()(self.images[size])
 
     def breakdown(self) -> dict[str, float]:
-        """Milliseconds of forward and backward by part, each part by itself on data of the right shape."""
+        """Milliseconds of forward and backward pass by part; each part runs alone on data of the right shape."""
         model = self.model
         images = self.batch.images
         with self.path():
-            u = model.primary.after(model.stem, images).detach().requires_grad_()
+            u = dispatch.primary_capsules(model.stem, model.primary, images).detach().requires_grad_()
             v = model.caps(u).detach().requires_grad_()
             parts: dict[str, Callable[[], object]] = {
-                "convolutions": lambda: model.primary.after(model.stem, images).sum().backward(),
+                "convolutions": lambda: dispatch.primary_capsules(model.stem, model.primary, images).sum().backward(),
                 "routing": lambda: model.caps(u).sum().backward(),
                 "decoder": lambda: model.reconstruct_set(v, self.batch.targets).sum().backward(),
                 "Adam": self.optimizer.step,
@@ -168,34 +175,24 @@ class Worker:
 
 
 def peak_megabytes() -> float:
-    """The most memory that this process has held, all in all."""
+    """The peak memory of this process."""
     import resource  # not on Windows
 
-    if Path("/proc/self/status").exists():  # getrusage would count what the parent held when it started us
+    if Path("/proc/self/status").exists():  # getrusage would include the parent's peak
         lines = Path("/proc/self/status").read_text().splitlines()
         return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 2**10
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / 2**20 if sys.platform == "darwin" else peak / 2**10
 
 
-def timed(action: Callable[[], object], repeats: int) -> list[float]:
-    """Seconds of each repeat."""
-    seconds = []
-    for _ in range(repeats):
-        began = time.perf_counter()
-        action()
-        seconds.append(time.perf_counter() - began)
-    return seconds
-
-
 def gemm_peak(size: int = 2048) -> float:
-    """The machine's own best float32 matrix product, GFLOP/s."""
+    """The machine's peak float32 matrix product, in GFLOP/s."""
     a, b = torch.randn(size, size), torch.randn(size, size)
     return 2 * size**3 / min(timed(lambda: a @ b, 8)) / 1e9
 
 
 def cpu_name() -> str:
-    """What the processor calls itself, for the record."""
+    """The name of the processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
@@ -204,9 +201,9 @@ def cpu_name() -> str:
 
 
 def serve() -> None:
-    """The worker's loop: a JSON request on a line, a JSON answer on a line."""
+    """The worker's loop: one JSON request per line, one JSON answer per line."""
     side, case = sys.argv[1], json.loads(sys.argv[2])
-    from capsnet.config import model_from_dict
+    from capsnet.models.registry import model_from_dict
 
     worker = Worker(side, Case(model_from_dict(case["model"]), case["batch"]))  # type: ignore[arg-type]
     for line in sys.stdin:
@@ -217,10 +214,10 @@ def serve() -> None:
 
 
 class Side:
-    """A worker process and its answers."""
+    """A worker process."""
 
     def __init__(self, name: str, case: Case) -> None:
-        from capsnet.config import model_to_dict
+        from capsnet.models.registry import model_to_dict
 
         described = json.dumps({"model": model_to_dict(case.model), "batch": case.batch})
         clean = {k: v for k, v in os.environ.items() if not k.startswith(("MALLOC_", "GLIBC_TUNABLES"))}
@@ -228,7 +225,7 @@ class Side:
         self.process = subprocess.Popen(
             [sys.executable, "-c", "from capsnet.bench import serve; serve()", name, described],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=clean,
-            start_new_session=True,  # Ctrl-C is the parent's to handle; it ends the workers
+            start_new_session=True,  # the parent handles Ctrl-C and ends the workers
         )  # fmt: skip
         self.requests = cast(IO[str], self.process.stdin)
         self.answers = cast(IO[str], self.process.stdout)
@@ -239,13 +236,13 @@ class Side:
         line = self.answers.readline()
         if not line:
             raise UserError(
-                f"the {self.name} side of the benchmark stopped with exit code {self.process.wait()}, perhaps for want "
-                f"of memory: try a smaller --batch or --image-size."
+                f"the variant {self.name} stopped with exit code {self.process.wait()}, possibly out of memory: "
+                f"try a smaller --batch or --image-size."
             )
         return json.loads(line)
 
     def close(self) -> None:
-        self.process.kill()  # it has nothing to lose, and may be in the middle of a step nobody waits for
+        self.process.kill()  # it has no state to save, and may be in the middle of a step
         self.requests.close()
         self.answers.close()
         self.process.wait()
@@ -253,7 +250,7 @@ class Side:
 
 @contextmanager
 def started(names: Sequence[str], case: Case) -> Iterator[list[Side]]:
-    """A process for each side, ended whatever happens."""
+    """One process per variant, terminated in any case."""
     sides: list[Side] = []
     try:
         for name in names:
@@ -268,7 +265,7 @@ Tick = Callable[[int, int], None]
 
 
 def take_turns(sides: Sequence[Side], repeats: int, tick: Callable[[], None], **request: Any) -> dict[str, list[float]]:
-    """Each side warms up once, then they take turns; the seconds of every counted step."""
+    """The seconds of each step by variant: the variants alternate, and the first round is a warm-up."""
     seconds: dict[str, list[float]] = {side.name: [] for side in sides}
     for turn in range(repeats + 1):
         for side in sides:
@@ -280,8 +277,8 @@ def take_turns(sides: Sequence[Side], repeats: int, tick: Callable[[], None], **
 
 
 def measure(case: Case, *, repeats: int, details: bool, on_tick: Tick | None = None) -> dict[str, Any]:
-    """Everything about one case: training, inference at the case's batch and at 1, memory, and where the time goes."""
-    CapsNet(case.model, device=torch.device("meta"))  # an impossible network is said here, not four times over
+    """Measure one case: training, inference on a batch and on one image, memory and, with `details`, time by part."""
+    build(case.model, device=torch.device("meta"))  # report an impossible network once, not in each variant
     total = (2 * (repeats + 1) + 3 * repeats + 1) * len(case.sides)
     done = 0
 
@@ -305,7 +302,7 @@ def measure(case: Case, *, repeats: int, details: bool, on_tick: Tick | None = N
 
 
 def where_time_goes(sides: Sequence[Side], repeats: int = 5) -> dict[str, dict[str, float]]:
-    """Milliseconds by part: each side warms up once, then they take turns; medians."""
+    """Median milliseconds by part and variant; the variants alternate after a warm-up round."""
     turns = [{side.name: side.ask(do="breakdown") for side in sides} for _ in range(repeats + 1)][1:]
     return {
         side.name: {
@@ -319,7 +316,7 @@ def summarize(
     case: Case, train: dict[str, list[float]], infer: dict[str, list[float]], single: dict[str, list[float]],
     peaks: dict[str, float],
 ) -> dict[str, Any]:  # fmt: skip
-    """Medians with their spread, and the ratios that they are measured for."""
+    """Medians with quartiles, and the ratios between variants."""
 
     def median(seconds: dict[str, list[float]], side: str) -> float:
         return statistics.median(seconds[side])
@@ -359,7 +356,7 @@ def spread(values: list[float]) -> dict[str, float]:
 
 
 def multiply_adds(config: CapsNetConfig) -> int:
-    """Multiply-adds of one image's forward pass as the paper's equations state it (convolutions, votes, decoder)."""
+    """Multiply-adds of the forward pass of one image by the paper's equations (convolutions, votes, decoder)."""
     c, h, w = config.image_shape
     total, channels = 0, c
     outs = [*config.stem_channels, config.primary_types * config.primary_dim]
@@ -368,18 +365,19 @@ def multiply_adds(config: CapsNetConfig) -> int:
     )
     for depth, (out, kernel, stride) in enumerate(sizes):
         h, w = (h - kernel) // stride + 1, (w - kernel) // stride + 1
-        seen = channels // (config.branches if depth > config.trunk else 1)
+        branches, trunk = getattr(config, "branches", 1), getattr(config, "trunk", 0)
+        seen = channels // (branches if depth > trunk else 1)
         total, channels = total + h * w * out * seen * kernel**2, out
-    votes = h * w * config.primary_types * config.num_classes * config.class_dim // config.branches
-    total += votes * config.primary_dim + 2 * config.iterations * votes
+    votes = h * w * config.primary_types * config.num_classes * config.class_dim // getattr(config, "branches", 1)
+    total += votes * config.primary_dim + 2 * getattr(config.routing, "iterations", 1) * votes
     widths = [config.num_classes * config.class_dim, *config.decoder, math.prod(config.image_shape)]
     return total + sum(a * b for a, b in pairwise(widths)) * bool(config.decoder)
 
 
 def share_of_peak(case: Case, result: dict[str, Any]) -> dict[str, float]:
-    """Arithmetic of the plain equations a second (three times the forward pass), over the machine's GEMM peak.
+    """Operations per second (a training step counts as three forward passes) relative to the machine's GEMM peak.
 
-    Above 1 means: faster than any way to compute the direct convolution could be.
+    A value above 1 is faster than any direct convolution could be.
     """
     flops = 2 * 3 * multiply_adds(case.model) * case.batch
     peak = 1e9 * result["gemm_gflops"]
@@ -387,7 +385,7 @@ def share_of_peak(case: Case, result: dict[str, Any]) -> dict[str, float]:
 
 
 def sweep_cases() -> dict[str, list[tuple[str, Case]]]:
-    """How cost grows: one quantity at a time around the paper's network at a batch of 32."""
+    """The cases of the sweep: one quantity at a time is varied around the paper's network with a batch of 32."""
     base = Case(batch=32)
 
     def vary(**changes: Any) -> Case:
@@ -398,12 +396,12 @@ def sweep_cases() -> dict[str, list[tuple[str, Case]]]:
         "image size": [(str(n), vary(image_shape=(1, n, n))) for n in (20, 28, 36, 48)],
         "capsule types": [(str(n), vary(primary_types=n)) for n in (8, 16, 32, 64)],
         "classes": [(str(n), vary(num_classes=n)) for n in (2, 10, 40)],
-        "iterations": [(str(n), vary(iterations=n)) for n in (1, 3, 5)],
+        "iterations": [(str(n), vary(routing=DynamicOptions(iterations=n))) for n in (1, 3, 5)],
     }
 
 
 def sweep(repeats: int = 3, on_tick: Tick | None = None) -> list[dict[str, Any]]:
-    """Seconds of a training step, plain beside fast, for every case of the sweep."""
+    """Seconds of a training step of the variants plain and fast, for each case of the sweep."""
     cases = [(quantity, value, case) for quantity, rows in sweep_cases().items() for value, case in rows]
     rows = []
     for number, (quantity, value, case) in enumerate(cases):
@@ -419,7 +417,7 @@ def sweep(repeats: int = 3, on_tick: Tick | None = None) -> list[dict[str, Any]]
 
 @contextmanager
 def told_to_emulate() -> Iterator[None]:
-    """bfloat16 as on a processor that has it, inside."""
+    """Emulate bfloat16 inside the context if the processor does not support it."""
     before = os.environ.get("CAPSNET_EMULATE_BF16")
     os.environ["CAPSNET_EMULATE_BF16"] = "1"
     try:
@@ -431,9 +429,9 @@ def told_to_emulate() -> Iterator[None]:
 
 
 def precision(seeds: int = 3, epochs: int = 1, on_tick: Tick | None = None) -> dict[str, Any]:
-    """Short trainings of the quick preset in float32 and in bfloat16, judged on validation; seeds are shared.
+    """Validation error of short training runs of the quick preset in float32 and bfloat16, with the same seeds.
 
-    Where the processor has no bfloat16 it is emulated, which is slow but gives the same numbers.
+    Without hardware support bfloat16 is emulated, which is slow but gives the same numbers.
     """
     emulated = not has_bf16()
     errors: dict[str, list[float]] = {"fp32": [], "bf16": []}
@@ -442,9 +440,9 @@ def precision(seeds: int = 3, epochs: int = 1, on_tick: Tick | None = None) -> d
             for kind, found in errors.items():
                 config = replace(get_preset("quick"), validation=10_000, epochs=epochs, seed=seed)
                 config = replace(config, precision=kind)  # type: ignore[arg-type]
-                run = training.prepare(config, Path())
+                run = loop.prepare(config, Path())
                 while run.step < run.steps:
-                    training.train_step(run)
+                    loop.train_step(run)
                     done = sum(map(len, errors.values())) * run.steps + run.step
                     if on_tick:
                         on_tick(done, 2 * seeds * run.steps)
@@ -453,5 +451,5 @@ def precision(seeds: int = 3, epochs: int = 1, on_tick: Tick | None = None) -> d
     return {kind: {"errors": errors[kind], **summary[kind]} for kind in errors} | {
         "emulated": emulated,
         "epochs": epochs,
-        "data": "mnist, 10,000 of the training images held back",
+        "data": "mnist, with 10,000 training images held out for validation",
     }

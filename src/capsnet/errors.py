@@ -1,4 +1,4 @@
-"""The one exception that is the user's to mend: the command line prints its sentence and exits with 2."""
+"""The exception for mistakes that the user can fix: the command line prints its message and exits with code 2."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Iterable
 
 
 class UserError(ValueError):
-    """Something outside the program is wrong; the message says what came, what was expected and how to mend it."""
+    """An input is wrong; the message says what was given, what was expected and how to fix it."""
 
 
 def unknown(kind: str, name: str, choices: Iterable[str]) -> UserError:
-    """The error for a name that does not exist: the nearest one first, then all of them.
+    """The error for an unknown name, with the nearest name and all choices.
 
     >>> str(unknown("preset", "papr", ["paper", "quick"]))
     "there is no preset 'papr'; did you mean 'paper'? The choices are: paper, quick."

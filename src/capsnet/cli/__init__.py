@@ -1,7 +1,7 @@
-"""The command line: verbs, and nothing but verbs. Each parses its flags, calls the library and prints.
+"""The command line. Each verb has a module of its own, which parses flags, calls the library and prints.
 
-A user's mistake is one sentence and exit code 2, never a traceback; results go to stdout, everything else to stderr.
-A verb's module is imported only when the verb is used.
+Results go to stdout, everything else to stderr. A user's mistake ends with one sentence and exit code 2, never with a
+traceback. A verb's module is imported only when the verb is used, so `capsnet --version` does not wait for PyTorch.
 """
 
 from __future__ import annotations
@@ -13,60 +13,76 @@ from importlib import import_module
 
 from capsnet import __version__
 from capsnet.errors import UserError, unknown
+from capsnet.plugins import load_plugin
 
-VERBS = {
-    "demo": ("train.demo", "train on MNIST, test, and write a report: the whole story in a few minutes"),
-    "train": ("train.train", "train a network (the quick preset on MNIST, if you say nothing else)"),
-    "evaluate": ("use.evaluate_verb", "count a model's errors on a data set"),
-    "predict": ("use.predict", "say what is in your images"),
-    "reconstruct": ("use.reconstruct", "paint reconstructions, or what each number of a pose means"),
-    "export": ("export.export", "write a model as ONNX or as a program of PyTorch's own"),
-    "lab": ("lab.lab", "open a page on which one draws a digit and watches a network think"),
-    "models": ("browse.models", "list trained models, your runs and the presets; or show a model's card"),
-    "data": ("browse.data_verb", "list, fetch and verify data sets"),
-    "reproduce": ("reproduce.reproduce", "run the paper's experiments, beside the paper's own numbers"),
-    "search": ("search.search", "search for better settings, or ablate them one at a time, on validation images"),
-    "bench": ("bench.bench", "measure speed and memory, plain beside fast"),
+VERBS = {  # the verb NAME is the function NAME in capsnet.cli.NAME
+    "demo": "train on MNIST, evaluate, and write a report: the whole workflow in a few minutes",
+    "train": "train a network (by default the quick preset on MNIST)",
+    "evaluate": "measure a model's error on a dataset",
+    "predict": "classify your images",
+    "reconstruct": "draw reconstructions, or the effect of each pose dimension",
+    "export": "export a model to ONNX or to a PyTorch program",
+    "lab": "open the interactive Lab: draw a digit and watch a network classify it",
+    "models": "list trained models, your runs and the presets, or show a model's card",
+    "data": "list, fetch and verify datasets",
+    "reproduce": "run the paper's experiments and compare with the paper's numbers",
+    "search": "search for better hyperparameters on validation images",
+    "ablate": "compare single changes of the settings over several seeds",
+    "bench": "measure speed and memory of the fast kernels and of the plain ones",
 }
 
 OVERVIEW = """\
 capsnet {version}: dynamic routing between capsules
 
-usage: capsnet VERB …, and capsnet VERB --help for its flags
+usage: capsnet VERB …, or capsnet VERB --help for its flags
 
 {verbs}
 
 examples:
-  capsnet demo                          train on MNIST, test, write a report
+  capsnet demo                          train on MNIST, evaluate, write a report
   capsnet train --data folder:photos    train on your own images
-  capsnet predict runs/demo photo.png   say what is in an image
-  capsnet lab                           draw a digit and watch a network think"""
+  capsnet predict runs/demo photo.png   classify an image
+  capsnet lab                           open the interactive Lab"""
 
 
 def overview() -> str:
-    """What `capsnet` alone prints."""
-    verbs = "\n".join(f"  {name:<12} {summary}" for name, (_, summary) in VERBS.items())
+    """What `capsnet` prints without a verb."""
+    verbs = "\n".join(f"  {name:<12} {summary}" for name, summary in VERBS.items())
     return OVERVIEW.format(version=__version__, verbs=verbs)
 
 
 def find_verb(name: str) -> Callable[[list[str]], int]:
+    """The function of a verb; importing it brings in PyTorch, so the allocator is set up first."""
     if name not in VERBS:
         raise unknown("verb", name, VERBS)
-    module, _, function = VERBS[name][0].partition(".")
-    return getattr(import_module(f"capsnet.cli.{module}"), function)
+    from capsnet.kernels.allocator import keep_memory
+
+    keep_memory()
+    return getattr(import_module(f"capsnet.cli.{name}"), name)
 
 
 def complain(message: str) -> int:
-    """One line on stderr, in red where there is a terminal; exit code 2."""
+    """Print one line on stderr, in red on a terminal; the exit code 2."""
     red, plain = ("\033[31m", "\033[0m") if sys.stderr.isatty() else ("", "")
     print(f"{red}capsnet: {message}{plain}", file=sys.stderr)
     return 2
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run a verb."""
-    from capsnet.kernels.allocator import keep_memory
+def run(words: list[str]) -> int:
+    """Load the plugins and run the verb."""
+    from capsnet.cli.flags import take
 
+    files, rest = take(words, "--plugin")
+    if not rest:
+        raise UserError("a verb is missing: capsnet VERB --plugin FILE.")
+    verb = find_verb(rest[0])
+    for file in files:
+        load_plugin(file)
+    return verb(rest[1:])
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run a verb and return the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or words[0] in ("-h", "--help", "help"):
         print(overview())
@@ -74,12 +90,11 @@ def main(argv: list[str] | None = None) -> int:
     if words[0] in ("--version", "version"):
         print(f"capsnet {__version__}")
         return 0
-    keep_memory()
     try:
-        return find_verb(words[0])(words[1:])
+        return run(words)
     except UserError as error:
         return complain(str(error))
-    except BrokenPipeError:  # the reader of a pipe has gone: no reason to complain
+    except BrokenPipeError:  # the reader of a pipe has gone, which is not an error
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except KeyboardInterrupt:

@@ -3,44 +3,52 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from typing import Any, Literal
 
 from capsnet import bench as measured
-from capsnet import checkpoint
-from capsnet.cli.flags import MaybePath, Switch, parse
-from capsnet.config import CapsNetConfig, get_preset
+from capsnet.cli.flags import MaybePath, MaybeStr, Switch, parse
 from capsnet.errors import UserError
+from capsnet.io import checkpoint
+from capsnet.io.records import Certificate
+from capsnet.models.config import CapsNetConfig
 from capsnet.terminal import Counter, print_table
+from capsnet.train.presets import get_preset
 
 
 @dataclass(frozen=True)
 class Bench:
-    """Measure training and inference, plain beside fast, in one run on this machine.
+    """Compare the speed and memory of the fast kernels with plain PyTorch, in training and inference.
+
+    Variants: public (the style of public implementations), plain (this package without its kernels), fast (the
+    default) and fast-bf16 (the same in bfloat16).
 
     Examples:
       capsnet bench --quick
       capsnet bench --image-size 36
+      capsnet bench --routing all
       capsnet bench --sweep --plot sweep.png
     """
 
     quick: Switch = False
-    """Inside 90 seconds: fewer repeats, without the breakdown and the machine's own peak."""
+    """Finish within 90 seconds: fewer repetitions, no breakdown by part, no GEMM peak."""
     sweep: Switch = False
-    """How cost grows with batch, image size, capsules, classes and iterations."""
+    """Measure how the cost grows with batch size, image size, capsules, classes and routing iterations."""
     precision: Switch = False
-    """Instead: train the quick preset for an epoch in float32 and bfloat16, three seeds each, and compare."""
+    """Compare accuracy instead: train the quick preset for one epoch in float32 and bfloat16, with three seeds each."""
+    routing: MaybeStr = None
+    """Compare routing algorithms instead, by a layer of the paper's size: one name, or all."""
     plot: MaybePath = None
-    """Write a picture here (.png or .svg): of the sweep, or of where a step's time goes."""
+    """Write a figure to this file (.png or .svg): the sweep, or the time of a step by part."""
     network: Literal["paper", "quick", "best"] = "paper"
-    """Whose network to measure; the public style exists for the paper's only."""
+    """Network to measure; the variant public only exists for the paper's."""
     image_size: int = 28
-    """Side of the images; 36 is MultiMNIST's."""
+    """Side of the images in pixels (MultiMNIST has 36)."""
     batch: int = 128
-    """Images in a step."""
+    """Images per training step."""
     repeats: int = 7
-    """Turns of each side."""
+    """Repetitions per variant."""
     json: Switch = False
     """Print JSON."""
 
@@ -48,12 +56,14 @@ class Bench:
 def bench(argv: list[str]) -> int:
     flags = parse(Bench, "bench", argv)
     if min(flags.image_size, flags.batch, flags.repeats) < 1:
-        raise UserError("--image-size, --batch and --repeats need numbers above 0.")
+        raise UserError("--image-size, --batch and --repeats should be above 0.")
     if flags.plot:
         check_plot(flags)
     refuse_what_would_be_ignored(flags)
     if flags.precision:
         return compare_precision(flags.json)
+    if flags.routing:
+        return compare_routings(flags)
     with Counter("measuring") as counter:
         if flags.sweep:
             rows = measured.sweep(3 if flags.quick else flags.repeats, on_tick=counter)
@@ -65,9 +75,10 @@ def bench(argv: list[str]) -> int:
             case = measured.Case(replace(network, image_shape=shape), flags.batch)
             repeats = 3 if flags.quick else flags.repeats
             result = measured.measure(case, repeats=repeats, details=not flags.quick, on_tick=counter)
-            result["certificate"] = checkpoint.certificate({"bench": vars(flags)}, 0.0, cpu=measured.cpu_name())
+            birth = checkpoint.certificate({"bench": vars(flags)}, 0.0, cpu=measured.cpu_name())
+            result["certificate"] = birth.to_json()
     if flags.plot:
-        from capsnet import figures
+        from capsnet.report import figures
 
         figures.save(figures.sweep(rows) if flags.sweep else figures.step_bill(result), flags.plot)
     if flags.sweep:
@@ -82,7 +93,8 @@ def bench(argv: list[str]) -> int:
 def compare_precision(as_json: bool) -> int:
     with Counter("training") as counter:
         result = measured.precision(on_tick=counter)
-    result["certificate"] = checkpoint.certificate({"bench": "precision"}, 0.0, cpu=measured.cpu_name())
+    birth = checkpoint.certificate({"bench": "precision"}, 0.0, cpu=measured.cpu_name())
+    result["certificate"] = birth.to_json()
     if as_json:
         print(json.dumps(result))
         return 0
@@ -91,30 +103,65 @@ def compare_precision(as_json: bool) -> int:
     return 0
 
 
+def compare_routings(flags: Bench) -> int:
+    """Print one line per algorithm, the fastest first."""
+    from capsnet.bench_routing import compare, names_of
+
+    assert flags.routing
+    names_of(flags.routing)  # an unknown name is refused before anything is measured
+    with Counter("measuring") as counter:
+        found = compare(flags.routing, flags.batch, 3 if flags.quick else flags.repeats, counter)
+    found.sort(key=lambda speed: speed.fast_seconds)
+    if flags.json:
+        birth = checkpoint.certificate({"bench": vars(flags)}, 0.0, cpu=measured.cpu_name())
+        print(json.dumps({"routings": [asdict(speed) for speed in found], "certificate": birth.to_json()}, default=str))
+        return 0
+    columns = ["routing", "plain ms", "fast ms", "ratio", "plain MB", "fast MB", "network step ms", "share of a step"]
+    rows = [
+        (
+            speed.routing,
+            *(f"{1e3 * seconds:.0f}" for seconds in (speed.plain_seconds, speed.fast_seconds)),
+            f"{speed.ratio:.2f}",
+            *(f"{megabytes:.0f}" for megabytes in (speed.plain_mb, speed.fast_mb)),
+            f"{1e3 * speed.step_seconds:.0f}",
+            f"{speed.share_percent:.0f} %",
+        )
+        for speed in found
+    ]
+    print_table(columns, rows, title=f"a training step of the layer 1152×8 → 10×16, batch {flags.batch}")
+    return 0
+
+
 def refuse_what_would_be_ignored(flags: Bench) -> None:
-    """A sweep has sizes of its own, and the comparison of precisions has everything of its own."""
-    what = "--precision" if flags.precision else "--sweep" if flags.sweep else ""
-    fixed = ("network", "image_size", "batch", *(("sweep", "quick", "repeats") if flags.precision else ()))
+    """Refuse flags that --sweep, --precision or --routing would silently ignore."""
+    what = "--precision" if flags.precision else "--sweep" if flags.sweep else "--routing" if flags.routing else ""
+    fixed = ["network", "image_size", "batch"]
+    if flags.precision:
+        fixed += ["sweep", "quick", "repeats", "routing"]
+    elif flags.sweep:
+        fixed.append("routing")
+    elif flags.routing:
+        fixed = ["network", "image_size", "plot"]
     for name in fixed if what else ():
         if getattr(flags, name) != getattr(Bench, name):
-            raise UserError(f"{what} takes no --{name.replace('_', '-')}: leave one of the two out.")
+            raise UserError(f"{what} does not use --{name.replace('_', '-')}: leave one of the two out.")
 
 
 def check_plot(flags: Bench) -> None:
-    """Refuse a picture that could not be drawn before measuring for minutes."""
+    """Refuse a figure that cannot be drawn before measuring for minutes."""
     if find_spec("matplotlib") is None:
-        raise UserError("a picture needs matplotlib: pip install 'capsnet[train]'.")
+        raise UserError("figures need matplotlib: pip install 'capsnet[train]'.")
     if flags.quick and not flags.sweep:
-        raise UserError("--quick leaves out where the time goes, so there is nothing to draw: drop --quick or --plot.")
+        raise UserError("--quick skips the breakdown that --plot draws: leave one of the two out.")
     if flags.precision or (flags.network != "paper" and not flags.sweep):
-        raise UserError("only a --sweep and the paper's network beside the public style can be drawn: drop --plot.")
+        raise UserError("--plot needs --sweep or --network paper: leave --plot out.")
     if flags.plot and flags.plot.suffix not in (".png", ".svg"):
-        raise UserError(f"{flags.plot} is neither .png nor .svg, and no other kind of picture is written.")
+        raise UserError(f"{flags.plot} should end in .png or .svg.")
 
 
-def show_sweep(rows: list[dict[str, Any]], birth: dict[str, Any], as_json: bool) -> None:
+def show_sweep(rows: list[dict[str, Any]], birth: Certificate, as_json: bool) -> None:
     if as_json:
-        print(json.dumps({"sweep": rows, "certificate": birth}, default=str))
+        print(json.dumps({"sweep": rows, "certificate": birth.to_json()}, default=str))
         return
     table = []
     for row in rows:
@@ -125,9 +172,9 @@ def show_sweep(rows: list[dict[str, Any]], birth: dict[str, Any], as_json: bool)
 
 
 def show_bench(result: dict[str, Any]) -> None:
-    """The measured sides as a table, the ratios as sentences."""
+    """Print a table of the variants, then ratios and memory."""
     print(result["case"])
-    columns = ["side", "train s", "train images/s", "inference images/s", "one image ms"]
+    columns = ["variant", "training step s", "training images/s", "inference images/s", "one image ms"]
     rows = []
     for side, seconds in result["train_seconds"].items():
         steps = f"{seconds['median']:.3f} ({seconds['quartile_low']:.3f} to {seconds['quartile_high']:.3f})"

@@ -7,20 +7,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from capsnet import checkpoint
-from capsnet import export as exporting
 from capsnet.cli.flags import MaybePath, ModelName, Switch, parse
+from capsnet.io import checkpoint
+from capsnet.io import export as exporting
 from capsnet.terminal import print_table, say
 
 
 @dataclass(frozen=True)
 class Export:
-    """Write a model as one file that runs without this package: ONNX, or a program of PyTorch's own.
+    """Export a model to one file that runs without this package: ONNX, or a PyTorch program (torch.export).
 
-    It takes images (b, c, h, w) from 0 to 1 and gives lengths, poses, the reconstruction and the couplings of every
-    routing iteration; class names and shapes are in its metadata. It is checked against the model before it is
-    written, and its speed is measured beside the model's own. ONNX needs pip install 'capsnet[export]'. Load a .pt2
-    only if you trust whoever made it: PyTorch unpickles parts of it.
+    The file takes images (b, c, h, w) in [0, 1] and returns activations, poses, the reconstruction and the couplings of
+    each routing iteration; class names and shapes are in its metadata. Its outputs are compared with the model's before
+    it is written, and its speed is measured. ONNX needs pip install 'capsnet[export]'. Load a .pt2 file only if you
+    trust its author: PyTorch unpickles parts of it.
 
     Examples:
       capsnet export runs/demo
@@ -28,17 +28,17 @@ class Export:
     """
 
     model: ModelName
-    """A shipped model's name (see `capsnet models`), a run's folder or a .safetensors file."""
+    """Model name (see `capsnet models`), run folder or .safetensors file."""
     format: exporting.Format = "onnx"
-    """onnx for onnxruntime and others; torch for torch.export.load."""
+    """onnx for ONNX Runtime and others; torch for torch.export.load."""
     out: MaybePath = None
     """File to write (default: the model's name with .onnx or .pt2, in the current folder)."""
     force: Switch = False
     """Overwrite the file if it exists."""
     skip_speed: Switch = False
-    """Do not measure how fast it is."""
+    """Do not measure the speed."""
     json: Switch = False
-    """Print JSON: file, inputs, outputs, differences from the model, images a second."""
+    """Print JSON: file, inputs, outputs, differences from the model, images per second."""
 
 
 def export(argv: list[str]) -> int:
@@ -49,7 +49,7 @@ def export(argv: list[str]) -> int:
     done = exporting.export_model(model, out, flags.format, force=flags.force, on_stage=say)
     rates = None
     if not flags.skip_speed:
-        say("measuring: the file and the model take turns")
+        say("measuring the speed of the file and of the model")
         rates = exporting.speed(model, done.run)
     result = {
         "config": done.description["model"],
@@ -69,7 +69,7 @@ def export(argv: list[str]) -> int:
 
 
 def default_file(model: str, format: str) -> Path:
-    """The file in the current folder that is called like the model; model.safetensors is called like its run."""
+    """The model's name in the current folder; a model.safetensors is named after its run folder."""
     path = Path(model)
     if path.name == checkpoint.MODEL_FILE or path.name in ("", ".."):
         path = path.resolve()
@@ -78,15 +78,15 @@ def default_file(model: str, format: str) -> Path:
 
 
 def show(result: dict[str, Any]) -> None:
-    """The file, its outputs, and its speed beside the model's own."""
+    """Print the file, its outputs, and its speed compared with the model's."""
     print(f"{result['file']}: {result['bytes'] / 1e6:.1f} MB, {len(result['classes'])} classes")
     rows = []
     for name, output in result["outputs"].items():
         shape = ", ".join(map(str, output["shape"]))
         rows.append((name, f"({shape})", f"{result['differences'][name]:.1g}"))
-    print_table(["output", "shape", "differs from the model by at most"], rows)
+    print_table(["output", "shape", "largest difference"], rows)
     if result["images_per_second"]:
-        who = {"file": result["file"], "model": "the model itself, fast path"}
+        who = {"file": result["file"], "model": "the model in PyTorch"}
         sizes = list(result["images_per_second"]["file"])
         rates = [(who[side], *(f"{rate[b]:,.0f}" for b in sizes)) for side, rate in result["images_per_second"].items()]
         print_table(["images/s", *(f"batch {b}" for b in sizes)], rates)

@@ -1,4 +1,4 @@
-"""capsnet lab: the page on which one draws a digit and watches a network think."""
+"""capsnet lab: open the interactive Lab."""
 
 from __future__ import annotations
 
@@ -22,28 +22,27 @@ FIRST_PORT, LAST_PORT = 8700, 8799
 
 @dataclass(frozen=True)
 class Lab:
-    """Open a page on which one draws a digit and watches a capsule network think. Ctrl-C ends it.
+    """Open the interactive Lab: draw a digit and follow it through a capsule network. Ctrl-C stops it.
 
-    It listens on this machine only, unless --host says otherwise, and needs no network, except once for the test
-    digits.
+    It listens on this machine only unless --host is given, and works offline once the test digits are downloaded.
 
     Examples:
       capsnet lab
       capsnet lab runs/demo
-      capsnet lab runs/capsules runs/cnn          two of yours, to compare them
+      capsnet lab runs/capsules runs/cnn          compare two models
       capsnet lab --no-browser --port 8700
     """
 
     models: Annotated[Positional[tuple[str, ...]], arg(metavar="MODEL…", help_behavior_hint="")] = ()
-    """Runs' folders, .safetensors files or a shipped name; the first is shown, and the page has all shipped ones."""
+    """Run folders, .safetensors files or model names; the page opens with the first and lists all shipped models."""
     port: MaybeInt = None
-    """Port (default: the first that is free from 8700 on)."""
+    """Port (default: the first free one from 8700)."""
     host: str = "127.0.0.1"
-    """Address to listen on; 0.0.0.0 lets everybody in your network use it."""
+    """Address to listen on; 0.0.0.0 makes the Lab available to your whole network."""
     no_browser: Switch = False
-    """Do not open a browser, only print the address."""
+    """Print the address without opening a browser."""
     json: Switch = False
-    """Print {"url": …} as the first line, for programs."""
+    """Print {"url": …} as the first line of output."""
 
 
 def lab(argv: list[str]) -> int:
@@ -53,7 +52,7 @@ def lab(argv: list[str]) -> int:
     listening = listen(flags.host, flags.port)
     try:
         serve(flags, listening)
-    except KeyboardInterrupt:  # the way it is meant to end
+    except KeyboardInterrupt:  # the usual way to stop it
         pass
     finally:
         listening.close()
@@ -61,7 +60,7 @@ def lab(argv: list[str]) -> int:
 
 
 def serve(flags: Lab, listening: socket.socket) -> None:
-    """Answer until Ctrl-C."""
+    """Serve until Ctrl-C."""
     import uvicorn
 
     from capsnet.lab.server import Options, create_app
@@ -69,10 +68,10 @@ def serve(flags: Lab, listening: socket.socket) -> None:
     port = listening.getsockname()[1]
     app = create_app(Options(flags.models, flags.host, port))
     url = f"http://{shown(flags.host)}:{port}/"
-    print(json.dumps({"url": url}) if flags.json else f"The Lab is at {url} (Ctrl-C ends it)", flush=True)
+    print(json.dumps({"url": url}) if flags.json else f"The Lab is running at {url} (Ctrl-C stops it)", flush=True)
     if flags.host not in ("127.0.0.1", "localhost", "::1"):
-        say(f"capsnet: everybody who can reach {flags.host} can use this Lab; leave --host out to keep it to yourself.")
-    if not flags.no_browser:  # the socket listens already: what is sent now is answered in a moment
+        say(f"capsnet: everyone who can reach {flags.host} can use this Lab; omit --host to keep it private.")
+    if not flags.no_browser:  # the socket is listening already
         threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()
     config = uvicorn.Config(
         app, log_level="warning", access_log=False, server_header=False, ws="none", lifespan="off", http="h11",
@@ -85,17 +84,17 @@ def serve(flags: Lab, listening: socket.socket) -> None:
 
 
 def shown(host: str) -> str:
-    """The host as an address bar takes it."""
+    """The host as it appears in a URL."""
     if host in ("0.0.0.0", "::", ""):
         return "127.0.0.1"
     return f"[{host}]" if ":" in host else host
 
 
 def listen(host: str, port: int | None) -> socket.socket:
-    """A listening socket on the port asked for, or on the first that is free."""
+    """A listening socket on the given port, or on the first free one."""
     if port is not None:
         if not 0 <= port <= 65535:
-            raise UserError(f"--port is a number from 0 to 65535 and is {port}.")
+            raise UserError(f"--port must be from 0 to 65535, got {port}.")
         return bind(host, port)
     for candidate in range(FIRST_PORT, LAST_PORT):
         try:
@@ -106,7 +105,7 @@ def listen(host: str, port: int | None) -> socket.socket:
 
 
 class PortTaken(UserError):
-    """Somebody listens there already."""
+    """The port is in use."""
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -114,7 +113,7 @@ def bind(host: str, port: int) -> socket.socket:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         listening = socket.socket(family, socket.SOCK_STREAM)
     except OSError as error:
-        raise UserError(f"{host} is no address to listen on ({error.strerror}): try --host 127.0.0.1.") from None
+        raise UserError(f"cannot listen on {host} ({error.strerror}): try --host 127.0.0.1.") from None
     try:
         # on Windows REUSEADDR would let two programs listen on one port
         option = getattr(socket, "SO_EXCLUSIVEADDRUSE", socket.SO_REUSEADDR)
@@ -124,6 +123,6 @@ def bind(host: str, port: int) -> socket.socket:
     except OSError as error:
         listening.close()
         if error.errno == errno.EADDRINUSE:
-            raise PortTaken(f"port {port} is taken: choose another --port, or leave it out.") from None
-        raise UserError(f"{host}:{port} cannot be listened on ({error.strerror}): choose another.") from None
+            raise PortTaken(f"port {port} is in use: choose another --port or omit it.") from None
+        raise UserError(f"cannot listen on {host}:{port} ({error.strerror}): choose another address or port.") from None
     return listening

@@ -1,4 +1,4 @@
-"""capsnet reproduce: the paper's experiments, and the page that holds their results."""
+"""capsnet reproduce."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ from typing import Annotated, Any
 
 from tyro.conf import Positional, arg
 
-from capsnet import experiments, training
+from capsnet import experiments
 from capsnet.cli.flags import MaybePath, MaybeStr, Switch, parse
 from capsnet.errors import UserError, unknown
-from capsnet.experiments.conduct import Show, conduct
-from capsnet.experiments.plan import BUDGETS, Experiment, Row, Table, check_budget
-from capsnet.experiments.results import Place, Results
-from capsnet.terminal import TrainingBar, clock, print_table, say
+from capsnet.experiments.core.conduct import Show, conduct
+from capsnet.experiments.core.plan import BUDGETS, Experiment, Record, Row, Table, check_budget
+from capsnet.experiments.core.results import Place, Results
+from capsnet.terminal import print_table, say
+from capsnet.timing import clock
+from capsnet.train import loop
+from capsnet.train.callbacks import TrainingBar
 
 Name = Annotated[Positional[str], arg(metavar="NAME", help_behavior_hint="")]
 Images = Annotated[tuple[str, ...], arg(metavar="IMAGE…", help_behavior_hint="")]
@@ -26,33 +29,34 @@ Images = Annotated[tuple[str, ...], arg(metavar="IMAGE…", help_behavior_hint="
 
 @dataclass(frozen=True)
 class Reproduce:
-    """Run one of the paper's experiments and put its figures beside the paper's, or gather all results on a page.
+    """Run one of the paper's experiments and compare with the paper's numbers, or write a page with all results.
 
-    Interrupted at any moment, the same command goes on where it was; rows that are done are not run again. Results go
-    to results/reproduce, trained networks to runs/reproduce.
+    Repeat an interrupted command to resume it; finished rows are not run again. Results are written to
+    results/reproduce, trained networks to runs/reproduce.
 
     Examples:
       capsnet reproduce --list
       capsnet reproduce table1 --budget hour
       capsnet reproduce iterations --budget full --seeds 3
-      capsnet reproduce figures --model runs/demo           Fig. 3, 4 and 5 of a network of yours
-      capsnet reproduce report                              RESULTS.md and docs/results.html from all results
+      capsnet reproduce figures --model runs/demo           Figures 3, 4 and 5 of your model
+      capsnet reproduce report                              write RESULTS.md and docs/results
     """
 
     name: Name = ""
-    """The experiment, or report."""
+    """Experiment to run, or report."""
     list: Switch = False
-    """Name the experiments, what there is of them, and stop."""
+    """List the experiments and their results, and exit."""
     budget: str = "hour"
-    """smoke (does it run?), hour (narrowed networks) or full (the paper's networks and sizes)."""
+    """smoke (only checks that it runs), hour (narrower networks), day (table1: the paper's networks, fewer epochs) or
+    full (the paper's networks and training lengths)."""
     seeds: int = 1
-    """How often each row is trained, with seeds 0, 1, …"""
+    """Repetitions of each row, with seeds 0, 1, …"""
     model: MaybeStr = None
-    """With figures: draw them of this shipped model, run's folder or .safetensors file."""
+    """With figures: model name, run folder or .safetensors file to draw."""
     images: Images = ()
-    """With --model: of these image files (default: test images)."""
+    """With --model: image files to use (default: test images)."""
     out: MaybePath = None
-    """With --model: folder for the pictures (default: figures, beside the model's file, or here for a shipped one)."""
+    """With --model: folder to write to (default: figures/ in the run folder, or in the current folder)."""
     json: Switch = False
     """Print the results as JSON."""
 
@@ -72,7 +76,7 @@ def reproduce(argv: list[str]) -> int:
 
 
 def show_list(as_json: bool) -> int:
-    """The experiments, and which of their results are there."""
+    """List the experiments and the budgets that have results."""
     place = Place()
     rows = []
     for name in experiments.EXPERIMENTS:
@@ -82,23 +86,24 @@ def show_list(as_json: bool) -> int:
         print(json.dumps({"experiments": rows, "budgets": BUDGETS}))
         return 0
     print_table(
-        ["experiment", "what it is", "results"],
+        ["experiment", "description", "results"],
         [(str(r["name"]), str(r["title"]), ", ".join(r["results"]) or "–") for r in rows],
     )
-    print_table(["budget", "what it means"], list(BUDGETS.items()))
+    print_table(["budget", "description"], list(BUDGETS.items()))
     return 0
 
 
 def run(experiment: Experiment, flags: Reproduce) -> int:
-    """Conduct an experiment, then show its table."""
+    """Run an experiment and print its table."""
     show = Shown(experiment, flags.budget)
     try:
         results = conduct(experiment, flags.budget, flags.seeds, show=show)
     except KeyboardInterrupt:
-        say(f"stopped; go on with: capsnet reproduce {experiment.name} --budget {flags.budget} --seeds {flags.seeds}")
+        say(f"stopped; resume with: capsnet reproduce {experiment.name} --budget {flags.budget} --seeds {flags.seeds}")
         return 130
     if flags.json:
-        print(json.dumps({"experiment": experiment.name, "budget": flags.budget, "rows": results.rows}))
+        rows = [row.to_json() for row in results.rows]
+        print(json.dumps({"experiment": experiment.name, "budget": flags.budget, "rows": rows}))
         return 0
     show_results(experiment, results)
     return 0
@@ -111,11 +116,11 @@ def show_results(experiment: Experiment, results: Results) -> None:
         print(sentence)
     print(f"\n{results.path}")
     for picture in sorted(Place().pictures(experiment.name, results.budget).glob("*.png")):
-        print(f"{picture} (and .svg)")
+        print(picture)
 
 
 class Shown(Show):
-    """The progress of an experiment: what is left of it in all, and a bar for the row at hand."""
+    """The progress of an experiment: the total time left, and a bar for the current row."""
 
     def __init__(self, experiment: Experiment, budget: str) -> None:
         self.experiment, self.budget = experiment, budget
@@ -126,62 +131,59 @@ class Shown(Show):
     def planned(self, rows: Sequence[Row], left: Sequence[Row], seconds: float | None) -> None:
         self.rows, self.number, self.expected = len(rows), len(rows) - len(left), seconds
         self.began = time.monotonic()
-        say(f"{self.experiment.name}, budget {self.budget}: {len(rows)} rows, {len(left)} of them to do")
+        say(f"{self.experiment.name}, budget {self.budget}: {len(rows)} rows, {len(left)} to run")
         if left and seconds:
-            hours = f"{seconds / 3600:,.1f} hours" if seconds > 5400 else f"{seconds / 60:.0f} minutes"
-            say(f"expected to take about {hours} here, by a measured step of each network; it can be interrupted")
+            say(f"estimated time: {clock(seconds)}, from one measured step of each network; interrupt at any time")
 
-    def started(self, row: Row) -> list[training.Watcher]:
+    def started(self, row: Row) -> list[loop.Watcher]:
         self.number += 1
         say(f"row {self.number} of {self.rows}: {row.name}{self.left()}")
         return [RowBar()]
 
     def left(self) -> str:
-        """Time left in all, by what was expected of it."""
+        """The total time left, from the estimate."""
         if not self.expected:
             return ""
-        return f", {clock(max(0.0, self.expected - (time.monotonic() - self.began)))} left in all"
+        return f", {clock(max(0.0, self.expected - (time.monotonic() - self.began)))} left in total"
 
-    def ended(self, row: Row, record: dict[str, Any]) -> None:
+    def ended(self, row: Row, record: Record) -> None:
         figures = [
-            f"{k} {record['outcome'][k]:.4g}"
-            for k in self.experiment.columns
-            if isinstance(record["outcome"].get(k), float)
+            f"{k} {record.outcome[k]:.4g}" for k in self.experiment.columns if isinstance(record.outcome.get(k), float)
         ]
         say(f"  {row.name}: {', '.join(figures) or 'done'}")
 
     def set_aside(self, kept: Path) -> None:
-        say(f"the results there are another version's: kept as {kept}, and begun anew")
+        say(f"the existing results come from another version: they are kept as {kept}, and the experiment starts again")
 
 
 class RowBar(TrainingBar):
-    """A training's bar, under the line that has named its row."""
+    """A training bar without the heading, because the row has one."""
 
-    def started(self, run: training.Run) -> None:
+    def started(self, run: loop.Run) -> None:
         self.began = (run.step, time.monotonic())
         self.progress.start()
         self.progress.update(self.task, total=run.steps, completed=run.step)
 
-    def epoch_ended(self, run: training.Run, record: dict[str, Any]) -> None:
-        """Quiet: some rows have hundreds of epochs."""
+    def epoch_ended(self, run: loop.Run, record: dict[str, Any]) -> None:
+        """Silent, because some rows have hundreds of epochs."""
 
 
 def write_pages() -> int:
-    from capsnet.experiments.page import write
+    from capsnet.experiments.core.page import write
 
     if find_spec("matplotlib") is None:
-        raise UserError("the report's pictures need matplotlib: pip install 'capsnet[train]'.")
+        raise UserError("the report needs matplotlib: pip install 'capsnet[train]'.")
     for path in write(Place(), Path()):
         print(path)
     return 0
 
 
 def figures_of(flags: Reproduce) -> int:
-    """Fig. 3, 4 and 5 of any checkpoint and any images."""
+    """Draw Figures 3, 4 and 5 of any checkpoint and any images."""
     if flags.name != "figures" or not flags.model:
-        raise UserError("--model and --images go together with figures: capsnet reproduce figures --model runs/demo.")
-    from capsnet.cli.figures import paint
+        raise UserError("--model and --images belong to figures: capsnet reproduce figures --model runs/demo.")
+    from capsnet.cli.figures import draw
 
-    for path in paint(flags.model, flags.images, flags.out):
+    for path in draw(flags.model, flags.images, flags.out):
         print(path)
     return 0

@@ -1,24 +1,26 @@
-"""What every data set is, whether it lies in memory or is made on the fly: a number of examples, asked for by index."""
+"""Examples by index: the interface of every dataset, in memory (`Dataset`) or generated on the fly (`MadeOf`)."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import torch
 from torch import Tensor
+
+from capsnet.errors import UserError
 
 Self = TypeVar("Self", bound="Examples")
 
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """images float (b, c, h, w) in [0, 1]; targets float (b, j); labels as in the data set; index (b,) in it.
+    """images float (b, c, h, w) in [0, 1]; targets float (b, j); labels as in the dataset; index (b,) into it.
 
-    Of images with two digits also: `parts` (b, 2, c, h, w), each digit alone as it lies in the image; `digits` (b, 2),
-    their classes; `present` bool (b, 2), whether it is there. `measures`: what is known about how each example was
-    made, (b,) by name, for instance the overlap of its two digits.
+    Images of several objects also have `parts` (b, k, c, h, w), each object alone at its place in the image; `digits`
+    (b, k), their classes; and `present` bool (b, k), whether each is there. `measures` describes how each example was
+    made, (b,) by name: for instance the overlap of its two digits.
     """
 
     images: Tensor
@@ -32,16 +34,16 @@ class Batch:
 
 
 class Examples(ABC):
-    """A data set. `gather` is all that batches need; what it gives depends on the index alone."""
+    """Examples that `gather` returns by index; the result depends on the index alone."""
 
     classes: tuple[str, ...]
     name: str
     endless: bool = False
-    """Whether any index is an example, and each epoch goes on where the last one ended (only with made images)."""
+    """Whether every index is an example, so that each epoch has new ones (generated images only)."""
 
     @abstractmethod
     def __len__(self) -> int:
-        """Examples in an epoch, or in all."""
+        """Number of examples, per epoch if they are endless."""
 
     @property
     def n(self) -> int:
@@ -63,22 +65,131 @@ class Examples(ABC):
 
     @property
     def labels_per_image(self) -> int | None:
-        """How many, where all images have as many as each other."""
+        """Number of labels of every image; None if it varies."""
         return 1
 
     @property
     @abstractmethod
     def targets(self) -> Tensor:
-        """float (n, j): 1 where the class is there."""
+        """float (n, j): 1 for the classes that are present."""
 
     @abstractmethod
     def gather(self, index: Tensor) -> Batch:
-        """The examples of these numbers (b,), as a batch on the data set's device."""
+        """The examples at these indices (b,), as a batch on the dataset's device."""
 
     @abstractmethod
     def to(self: Self, device: torch.device | str) -> Self:
-        """The same on another device; all of it, so that a batch costs an index and not a copy."""
+        """The whole dataset on another device, so that a batch costs no transfer."""
 
     def numbers(self) -> Tensor:
-        """0 … n − 1, where the data are."""
+        """0 … n − 1, on the dataset's device."""
         return torch.arange(len(self), device=self.device)
+
+    def sample(self, limit: int) -> Tensor:
+        """Indices of at most `limit` examples, evenly spaced: files are often sorted by class."""
+        n = len(self)
+        return self.numbers() if limit >= n else torch.arange(limit, device=self.device) * n // limit
+
+    def in_memory(self) -> Dataset:
+        """All examples as tensors, generated once."""
+        batches = [self.gather(index) for index in self.numbers().split(1000)]
+        images = torch.cat([batch.images.mul(255).round_().to(torch.uint8) for batch in batches])
+        return Dataset(images, torch.cat([batch.labels for batch in batches]), self.classes, self.name)
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset(Examples):
+    """Images and labels in memory.
+
+    `images` uint8 (n, c, h, w); `labels` int64 (n,), or bool (n, j) if an image may have several or none.
+    """
+
+    images: Tensor
+    labels: Tensor
+    classes: tuple[str, ...]
+    name: str
+
+    def __post_init__(self) -> None:
+        if self.images.dtype != torch.uint8 or self.images.ndim != 4:
+            came = f"{self.images.dtype} {tuple(self.images.shape)}"
+            raise UserError(f"{self.name}: images should be uint8 (n, c, h, w), not {came}.")
+        check_labels(self.labels, len(self.images), len(self.classes), self.name)
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    @property
+    def device(self) -> torch.device:
+        return self.images.device
+
+    @property
+    def labels_per_image(self) -> int | None:
+        return None if self.labels.dtype == torch.bool else 1
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        c, h, w = self.images.shape[1:]
+        return c, h, w
+
+    @property
+    def targets(self) -> Tensor:
+        return multi_hot(self.labels, len(self.classes))
+
+    def to(self, device: torch.device | str) -> Dataset:
+        return replace(self, images=self.images.to(device), labels=self.labels.to(device))
+
+    def gather(self, index: Tensor) -> Batch:
+        index = index.to(self.device)
+        labels = self.labels[index]
+        images = self.images[index].float().div_(255)
+        return Batch(images, multi_hot(labels, len(self.classes)), labels, index)
+
+    def in_memory(self) -> Dataset:
+        return self
+
+    def subset(self, indices: Tensor) -> Dataset:
+        indices = indices.to(self.images.device)
+        return replace(self, images=self.images[indices], labels=self.labels[indices])
+
+
+@dataclass(frozen=True, eq=False)
+class MadeOf(Examples):
+    """Images generated on the fly from those of another dataset."""
+
+    source: Dataset
+
+    @property
+    def classes(self) -> tuple[str, ...]:  # type: ignore[override]
+        return self.source.classes
+
+    @property
+    def device(self) -> torch.device:
+        return self.source.device
+
+    def to(self: Self, device: torch.device | str) -> Self:
+        return replace(self, source=self.source.to(device))  # type: ignore[type-var,attr-defined]
+
+
+def multi_hot(labels: Tensor, classes: int) -> Tensor:
+    """float (n, j) from int64 (n,) or bool (n, j).
+
+    >>> multi_hot(torch.tensor([2, 0]), 3)
+    tensor([[0., 0., 1.],
+            [1., 0., 0.]])
+    """
+    if labels.dtype == torch.bool:
+        return labels.float()
+    return torch.nn.functional.one_hot(labels, classes).float()
+
+
+def check_labels(labels: Tensor, n: int, j: int, name: str) -> None:
+    """Refuse labels of the wrong type, shape or range."""
+    came = f"{labels.dtype} {tuple(labels.shape)}"
+    if labels.dtype == torch.bool and tuple(labels.shape) == (n, j):
+        return
+    if labels.dtype != torch.int64 or tuple(labels.shape) != (n,):
+        raise UserError(f"{name}: labels should be int64 ({n},) or bool ({n}, {j}), not {came}.")
+    if n and not (labels.min() >= 0 and labels.max() < j):
+        raise UserError(
+            f"{name}: labels should be 0 to {j - 1} for {j} classes and range from {labels.min()} to {labels.max()}."
+        )

@@ -1,15 +1,16 @@
-"""Your own images: a folder with one subfolder a class, or a table of files and labels.
+"""Your own images: a folder with one subfolder per class, or a table of files and labels.
 
-    PATH/cat/*.jpg  PATH/dog/*.png              split 80/10/10 by the seed, each class alike
-    PATH/train/cat/…  PATH/test/cat/…           taken as given; PATH/validation (or val, valid) too
-    labels.csv: file,labels[,split]             "a.png,cat;dog": labels apart by ; or |, or in rows of their own; with
-                                                a first row of names (file, labels, perhaps split) other columns do
-                                                not count; paths start at the table's own folder
+    PATH/cat/*.jpg  PATH/dog/*.png              split 80/10/10 by the seed, stratified by class
+    PATH/train/cat/…  PATH/test/cat/…           used as given; PATH/validation (or val, valid) too
+    labels.csv: file,labels[,split]             "a.png,cat;dog": labels separated by ; or |, or in several rows
 
-Pictures of any size, mode and common format. They become grey when all are grey and colour otherwise. They keep
-their size when all have the same, no side over 64; else each is scaled to fit 64×64 (or `image_size`), its
-aspect kept, centred, the rest zero. What cannot be read is named on stderr and left out. A validation part of the
-user's own stays one, even where `validation` is 0 and none would be held back.
+Paths in a table are relative to its folder. A table with a header (file, labels, optionally split) may have other
+columns, which are ignored.
+
+Images may have any size, mode and common format. They are converted to grey if all of them are grey, else to colour.
+If all have the same size with no side over 64 pixels, they keep it; otherwise each is scaled to fit 64×64 (or
+`image_size`), keeping its aspect ratio, centred and padded with zeros. Files that cannot be read are reported on stderr
+and skipped. An existing validation split is kept, even with `validation=0`.
 """
 
 from __future__ import annotations
@@ -22,14 +23,16 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from capsnet.data.datasets import DEFAULT_VALIDATION, Choice, Dataset, Size, Splits, height_and_width
+from capsnet.data.examples import Dataset
 from capsnet.data.progress import bar, notice
+from capsnet.data.registry import DEFAULT_VALIDATION, Choice, DatasetInfo, Request, register
 from capsnet.data.seeds import generator
+from capsnet.data.splits import Splits, limit_training
 from capsnet.errors import UserError
 
 if TYPE_CHECKING:
@@ -48,76 +51,69 @@ LARGEST_DEFAULT = 64
 
 
 @dataclass(frozen=True)
-class Options:
-    """What `load` passes on."""
-
-    validation: int = DEFAULT_VALIDATION
-    validation_choice: Choice = "seeded"
-    seed: int = 0
-    image_size: Size = None
-    channels: int | None = None
-    progress: bool | None = None
-
-
-DEFAULTS = Options()
-
-
-@dataclass(frozen=True)
 class Entry:
-    """One picture of the user's: where it is, what it shows, and which part it was put into ("" for none)."""
+    """One image file, its labels, and the split that the user assigned ("" for none)."""
 
     path: Path
     labels: tuple[str, ...]
     part: str = ""
 
 
-def load_folder(root: Path, options: Options = DEFAULTS) -> Splits:
-    """The splits of a folder with one subfolder a class."""
-    return _splits(entries_of_folder(root), f"folder:{root}", options, multi_label=False)
+def load_folder(request: Request) -> Splits[Dataset]:
+    """The splits of a folder with one subfolder per class."""
+    return _splits(entries_of_folder(request.spec.path), request, multi_label=False)
 
 
-def load_csv(table: Path, options: Options = DEFAULTS) -> Splits:
-    """The splits of a table of files and labels; several labels (or none) in any row make it multi-label."""
-    entries = entries_of_table(table)
-    return _splits(entries, f"csv:{table}", options, any(len(entry.labels) != 1 for entry in entries))
+def load_csv(request: Request) -> Splits[Dataset]:
+    """The splits of a table of files and labels: multi-label if any file has several labels or none."""
+    entries = entries_of_table(request.spec.path)
+    return _splits(entries, request, any(len(entry.labels) != 1 for entry in entries))
 
 
 def entries_of_folder(root: Path) -> list[Entry]:
-    """The pictures of a folder with one subfolder a class; without any it is refused."""
+    """The images of a folder with one subfolder per class; a folder without images is refused."""
     if not root.is_dir():
-        raise UserError(f"there is no folder {root}: check its path.")
+        raise UserError(f"there is no folder {root}: check the path.")
     entries = list(_entries_of_parts(root)) or list(_entries_of_classes(root, root))
     if not entries:
         raise UserError(
-            f"no images in {root}: it should have one subfolder a class with pictures in it, such as "
+            f"there are no images in {root}: it should have one subfolder per class that contains images, such as "
             f"{root / 'cat' / '1.png'}."
         )
     return entries
 
 
 def entries_of_table(table: Path) -> list[Entry]:
-    """The pictures that a table names, each once; without any it is refused."""
+    """The files of a table, each once; a table without rows is refused."""
     if not table.is_file():
-        raise UserError(f"there is no file {table}: check its path.")
+        raise UserError(f"there is no file {table}: check the path.")
     entries = _once(_rows(table), table)
     if not entries:
-        raise UserError(f"{table} has no rows: each should be file,labels, such as 1.png,cat;dog.")
+        raise UserError(f"{table} has no rows: write one per image as file,labels, such as 1.png,cat;dog.")
     return entries
 
 
-def checksum(entries: Iterable[Entry], root: Path) -> int:
-    """Of the files' names, sizes, labels and parts, without a look inside; the same on every machine."""
-    told = []
+def checksum_of_folder(root: Path) -> int:
+    return _checksum(entries_of_folder(root), root)
+
+
+def checksum_of_table(table: Path) -> int:
+    return _checksum(entries_of_table(table), table.parent)
+
+
+def _checksum(entries: Iterable[Entry], root: Path) -> int:
+    """Checksum of names, sizes, labels and splits, without reading the files; the same on every machine."""
+    facts = []
     for entry in entries:
         size = entry.path.stat().st_size if entry.path.exists() else -1
-        told.append((os.path.relpath(entry.path, root), size, entry.labels, entry.part))
-    return zlib.crc32(repr(sorted(told)).encode())
+        facts.append((os.path.relpath(entry.path, root), size, entry.labels, entry.part))
+    return zlib.crc32(repr(sorted(facts)).encode())
 
 
 def _entries_of_parts(root: Path) -> Iterator[Entry]:
-    """The pictures under train, test and validation, if that is how the folder is laid out.
+    """The images in train, test and validation, if the folder has that layout.
 
-    A class may be called "train" too; subfolders inside it, and nothing beside the parts, tell.
+    A class may be called "train" as well: the layout has subfolders in it, and no other folder next to the splits.
     """
     folders = {path.name: path for path in _subfolders(root)}
     if "train" not in folders or not set(folders) <= set(PARTS) or not any(_subfolders(folders["train"])):
@@ -127,7 +123,7 @@ def _entries_of_parts(root: Path) -> Iterator[Entry]:
 
 
 def _entries_of_classes(folder: Path, root: Path, part: str = "") -> Iterator[Entry]:
-    """The pictures of each class's folder; a link back to where we came from is no class."""
+    """The images in the folder of each class; a link to a parent folder is not a class."""
     above = {root.resolve(), *root.resolve().parents, folder.resolve()}
     for path in _subfolders(folder):
         if path.resolve() not in above:
@@ -139,7 +135,7 @@ def _subfolders(folder: Path) -> list[Path]:
 
 
 def pictures(folder: Path) -> Iterator[Path]:
-    """Picture files at any depth, by name; hidden ones and linked folders are passed over."""
+    """Image files at any depth, sorted by name; hidden files and linked folders are skipped."""
     for where, folders, names in os.walk(folder, followlinks=False):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in sorted(names):
@@ -148,7 +144,7 @@ def pictures(folder: Path) -> Iterator[Path]:
 
 
 def _rows(table: Path) -> Iterator[Entry]:
-    """The rows of a table; a cell for the split may be missing, one for the labels may only be empty."""
+    """The rows of a table; the cell for the split may be missing, the cell for the labels may only be empty."""
     lines = _lines(table)
     columns = _columns(lines[0][1], table) if lines else {}
     if lines and columns:
@@ -156,52 +152,52 @@ def _rows(table: Path) -> Iterator[Entry]:
     columns = columns or {"file": 0, "labels": 1, "split": 2}
     for number, row in lines:
         if len(row) <= max(columns["file"], columns["labels"]):
-            raise UserError(f"line {number} of {table} is {','.join(row)!r} and has no labels: write file,labels.")
+            raise UserError(f"line {number} of {table} is {','.join(row)!r}, without labels: write file,labels.")
         part = "".join(row[columns["split"] :][:1]).lower() if "split" in columns else ""
         if part and part not in PARTS:
             raise UserError(
-                f"line {number} of {table} has split {part!r}: write train, validation or test, or say what the "
-                f"columns are in a first line such as file,labels,width."
+                f"line {number} of {table} has the split {part!r}: write train, validation or test, or name the "
+                f"columns in a header such as file,labels,width."
             )
         yield Entry(table.parent / row[columns["file"]], _labels(row[columns["labels"]]), PARTS.get(part, ""))
 
 
 def _once(rows: Iterable[Entry], table: Path) -> list[Entry]:
-    """Each file once, with the labels of all its rows: twice, it might be trained on and tested on."""
+    """Each file once, with the labels of all its rows, so that no file is in two splits."""
     found: dict[str, Entry] = {}
     several: dict[str, None] = {}
     for entry in rows:
         key = os.path.abspath(entry.path)
         before = found.get(key, entry)
         if before.part != entry.part:
-            raise UserError(f"{table} has {entry.path.name} in two splits: leave it in one of them.")
+            raise UserError(f"{table} assigns {entry.path.name} to two splits: choose one of them.")
         found[key] = Entry(before.path, tuple(sorted({*before.labels, *entry.labels})), entry.part)
         if before is not entry:
             several[key] = None
     if several:
         first = Path(next(iter(several))).name
-        notice(f"{table} has {len(several)} files in several rows ({first}): each counts once, with all its labels.")
+        notice(f"{table} has {len(several)} files in several rows ({first}): each is used once, with all its labels.")
     return list(found.values())
 
 
 def _lines(table: Path) -> list[tuple[int, list[str]]]:
-    """The rows that are not empty, with the number of the line that each ends on."""
+    """Non-empty rows, with the number of the line on which each ends."""
     try:
         with table.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.reader(file)
             return [(reader.line_num, [cell.strip() for cell in row]) for row in reader if any(row)]
     except (UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"{table} is not a comma-separated table in UTF-8 ({error}): save it as one.") from error
+        raise UserError(f"{table} is not a comma-separated UTF-8 table ({error}): save it as one.") from error
 
 
 def _columns(row: list[str], table: Path) -> dict[str, int]:
-    """Where a header has file, labels and split; nothing when the row is no header."""
+    """Positions of file, labels and split in a header; empty if the row is not a header."""
     names = ["labels" if cell.lower() == "label" else cell.lower() for cell in row]
     named = [name for name in names if name in FILE_COLUMNS]
     if not named or not (names[0] in FILE_COLUMNS or "labels" in names):
         return {}
     if "labels" not in names:
-        raise UserError(f"the first line of {table} names {', '.join(row)} and no labels: call that column labels.")
+        raise UserError(f"the header of {table} has no column labels, only {', '.join(row)}: rename one of them.")
     columns = {"file": names.index(named[0]), "labels": names.index("labels")}
     return columns | ({"split": names.index("split")} if "split" in names else {})
 
@@ -210,25 +206,28 @@ def _labels(cell: str) -> tuple[str, ...]:
     return tuple(sorted({label.strip() for label in cell.replace("|", ";").split(";")} - {""}))
 
 
-def _splits(entries: list[Entry], name: str, options: Options, multi_label: bool) -> Splits:
-    readable, sizes = _readable(entries, name, options.progress)
+def _splits(entries: list[Entry], request: Request, multi_label: bool) -> Splits[Dataset]:
+    name = request.spec.text
+    readable, sizes = _readable(entries, name, request.progress)
     classes = _classes(readable, name)
-    images, decoded = _decode(readable, _target_size(sizes, options), name, options)
+    images, decoded = _decode(readable, _target_size(sizes, request), request)
     kept = [entry for entry, fine in zip(readable, decoded, strict=True) if fine]
     labels = _label_tensor(kept, classes, multi_label)
     whole = Dataset(images, labels, classes, name)
-    train, validation, test = (whole.subset(part) for part in _part_indices(kept, labels, options, name))
-    return Splits(train, validation, test)
+    train, validation, test = (whole.subset(part) for part in _part_indices(kept, labels, request))
+    return limit_training(Splits(train, validation, test), request)
 
 
 def _classes(entries: list[Entry], name: str) -> tuple[str, ...]:
     trained = {label for entry in entries if entry.part in ("", "train") for label in entry.labels}
     everywhere = {label for entry in entries for label in entry.labels}
     if strange := sorted(everywhere - trained):
-        raise UserError(f"{name} has {', '.join(strange)} in its validation or test part but not in train.")
+        raise UserError(
+            f"{name} has {', '.join(strange)} in its validation or test split but not in train: add it there."
+        )
     if len(everywhere) < 2:
         found = f"only '{everywhere.pop()}'" if everywhere else "none"
-        raise UserError(f"{name} needs at least two classes with readable images and has {found}: add others.")
+        raise UserError(f"{name} needs at least two classes with readable images and has {found}: add another class.")
     return tuple(sorted(everywhere))
 
 
@@ -243,15 +242,15 @@ def _label_tensor(entries: list[Entry], classes: tuple[str, ...], multi_label: b
 
 
 def _readable(entries: list[Entry], name: str, progress: bool | None) -> tuple[list[Entry], list[tuple[int, int]]]:
-    """The entries whose header can be read, with their sizes; in this thread, for warnings are per process."""
+    """The entries whose header can be read, with their sizes; in one thread, because warning filters are global."""
     from capsnet.data.photo import open_bounded
 
     fine, sizes, problems = [], [], []
-    with bar("looking at the images", len(entries), progress) as report:
+    with bar("reading image headers", len(entries), progress) as report:
         for done, entry in enumerate(entries, 1):
             try:
                 with open_bounded(entry.path, str(entry.path)) as image:
-                    width, height = image.size[::-1] if _lies_on_its_side(image) else image.size
+                    width, height = image.size[::-1] if _is_rotated(image) else image.size
                     sizes.append((height, width))
                 fine.append(entry)
             except UserError as error:
@@ -259,118 +258,121 @@ def _readable(entries: list[Entry], name: str, progress: bool | None) -> tuple[l
             report(done)
     _tell(problems)
     if not fine:
-        raise UserError(f"none of the {len(entries)} images of {name} can be read: see above what is wrong with them.")
+        raise UserError(f"none of the {len(entries)} images of {name} can be read: see the messages above.")
     return fine, sizes
 
 
-def _lies_on_its_side(image: Image) -> bool:
-    """Whether the camera was turned, by the EXIF tag; one that is broken says nothing."""
+def _is_rotated(image: Image) -> bool:
+    """Whether the EXIF tag swaps width and height; a broken tag is ignored."""
     from PIL.Image import Exif
 
     try:
         tags = Exif() if image.format == "PNG" else image.getexif()
-        if image.format == "PNG":  # whose own getexif would decode the picture
+        if image.format == "PNG":  # its getexif would decode the image
             tags.load(image.info.get("exif", b""))
         return tags.get(0x0112, 1) in (5, 6, 7, 8)
     except Exception:
         return False
 
 
-def _target_size(sizes: list[tuple[int, int]], options: Options) -> tuple[int, int]:
+def _target_size(sizes: list[tuple[int, int]], request: Request) -> tuple[int, int]:
     """(h, w) of every image."""
-    if size := height_and_width(options.image_size):
-        return size
+    if request.size:
+        return request.size
     common = set(sizes)
     if len(common) == 1 and max(sizes[0]) <= LARGEST_DEFAULT:
         return sizes[0]
     return LARGEST_DEFAULT, LARGEST_DEFAULT
 
 
-def _decode(entries: list[Entry], size: tuple[int, int], name: str, options: Options) -> tuple[Tensor, list[bool]]:
-    """uint8 (n, c, h, w) of those that decode, and which do."""
-    images = torch.empty(len(entries), options.channels or 1, *size, dtype=torch.uint8)
+def _decode(entries: list[Entry], size: tuple[int, int], request: Request) -> tuple[Tensor, list[bool]]:
+    """uint8 (n, c, h, w) of the entries that can be decoded, and which ones can."""
+    images = torch.empty(len(entries), request.channels or 1, *size, dtype=torch.uint8)
     problems: list[str] = []
     decoded: list[bool] = []
-    with bar("decoding the images", len(entries), options.progress) as report, ThreadPoolExecutor() as pool:
-        results = pool.map(lambda entry: _decode_one(entry.path, size, options.channels), entries)
+    with bar("decoding images", len(entries), request.progress) as report, ThreadPoolExecutor() as pool:
+        results = pool.map(lambda entry: _decode_one(entry.path, size, request.channels), entries)
         for done, result in enumerate(results, 1):
             if isinstance(result, str):
                 problems.append(result)
             else:
-                if len(result) > images.shape[1]:  # the first one in colour
+                if len(result) > images.shape[1]:  # the first colour image
                     images = images.expand(-1, len(result), -1, -1).clone()
                 images[sum(decoded)] = result
             decoded.append(not isinstance(result, str))
             report(done)
     _tell(problems)
     if not any(decoded):
-        raise UserError(f"none of the {len(entries)} images of {name} can be read: see above what is wrong with them.")
+        raise UserError(
+            f"none of the {len(entries)} images of {request.spec.text} can be read: see the messages above."
+        )
     return images[: sum(decoded)], decoded
 
 
 def _decode_one(path: Path, size: tuple[int, int], channels: int | None) -> Tensor | str:
-    """One picture (c, h, w), or what is wrong with it. Colour whose three channels agree is grey."""
+    """One image (c, h, w), or what is wrong with it. An image with three equal channels is grey."""
     from PIL import Image
 
     from capsnet.data.photo import fit, formats, upright_on_white
 
     try:
         with Image.open(path, formats=formats()) as file:
-            file.draft(None, (2 * max(size), 2 * max(size)))  # JPEG decodes large photos smaller, and faster
+            file.draft(None, (2 * max(size), 2 * max(size)))  # decodes large JPEG files at a lower resolution
             image = upright_on_white(file)
         pixels = fit(image, channels or (1 if image.mode == "L" else 3), *size)
-    except Exception as error:  # decoders raise whatever they like at broken data
+    except Exception as error:  # decoders raise many kinds of errors for broken data
         return f"{path} is damaged ({error}): save or copy it again."
     grey = channels is None and len(pixels) == 3 and bool((pixels == pixels[:1]).all())
     return pixels[:1] if grey else pixels
 
 
 def _tell(problems: Iterable[str]) -> None:
-    """Name the pictures that are left out: the first five, and how many more."""
+    """Report skipped images: the first five, and the number of others."""
     problems = list(problems)
     for problem in problems[:5]:
-        notice(f"Left out: {problem}")
+        notice(f"Skipped: {problem}")
     if len(problems) > 5:
-        notice(f"Left out: {len(problems) - 5} more that cannot be read.")
+        notice(f"Skipped: {len(problems) - 5} more images that cannot be read.")
 
 
-def _part_indices(entries: list[Entry], labels: Tensor, options: Options, name: str) -> list[Tensor]:
-    """Indices of train, validation, test: as the user put them, else cut out of train."""
+def _part_indices(entries: list[Entry], labels: Tensor, request: Request) -> list[Tensor]:
+    """Indices of train, validation and test: as the user assigned them, else drawn from train."""
+    name = request.spec.text
     parts = [entry.part or "train" for entry in entries]
     train, validation, test = (
         torch.tensor([k for k, part in enumerate(parts) if part == wanted], dtype=torch.int64)
         for wanted in ("train", "validation", "test")
     )
     strata = _strata(labels)
-    tenth = max(1, len(train) // 10)  # of what may be cut: a large test part of the user's own takes nothing away
+    tenth = max(1, len(train) // 10)  # of the images that may be held out, whatever the size of an existing test split
     if not len(test):
-        train, test = _cut(train, strata, tenth, "seeded", options.seed, "test")
-    if not len(validation) and options.validation:
-        wanted = _validation_size(len(train), tenth, options.validation)
-        train, validation = _cut(train, strata, wanted, options.validation_choice, options.seed, "validation")
+        train, test = _cut(train, strata, tenth, "seeded", request.seed, "test")
+    if not len(validation) and request.validation:
+        wanted = _validation_size(len(train), tenth, request.validation)
+        train, validation = _cut(train, strata, wanted, request.validation_choice, request.seed, "validation")
     if not len(train) or not len(test):
-        raise UserError(f"{name} has {len(entries)} images, too few to train on some and test on others.")
-    if len(validation) and not options.validation:
-        notice(f"validation=0 holds back no images, but {name} has {len(validation)} of its own: they stay apart.")
+        raise UserError(f"{name} has {len(entries)} images, too few for a training and a test split: add more.")
+    if len(validation) and not request.validation:
+        notice(f"validation=0 holds out no images, but {name} has a validation split of {len(validation)}: it is kept.")
     return [train, validation, test]
 
 
 def _validation_size(available: int, tenth: int, asked: int) -> int:
-    """What was asked for when it is at most a quarter of the training images, else a tenth."""
+    """The requested number if it is at most a quarter of the training images, else a tenth."""
     if asked <= available // 4:
         return asked
     if asked != DEFAULT_VALIDATION:
-        notice(f"validation={asked} is over a quarter of {available} training images; holding back {tenth}.")
+        notice(f"validation={asked} is more than a quarter of the {available} training images; holding out {tenth}.")
     return min(tenth, available - 1)
 
 
 def _strata(labels: Tensor) -> Tensor:
-    """The groups that are split alike: classes, or for multi-label data all images together."""
+    """Groups to stratify by: the classes, or one group of all images for multi-label data."""
     return labels if labels.ndim == 1 else torch.zeros(len(labels), dtype=torch.int64)
 
 
 def _cut(indices: Tensor, strata: Tensor, size: int, choice: Choice, seed: int, purpose: str) -> tuple[Tensor, Tensor]:
-    """Take about `size` of the indices out, each stratum in proportion and none of them wholly."""
+    """Hold out about `size` of the indices, each stratum in proportion and none of them entirely."""
     order = indices
     if choice == "seeded":
         order = indices[torch.randperm(len(indices), generator=generator(seed, f"folder {purpose}"))]
@@ -385,7 +387,7 @@ def _cut(indices: Tensor, strata: Tensor, size: int, choice: Choice, seed: int, 
 
 
 def _quotas(counts: Counter[int], size: int) -> dict[int, int]:
-    """`size` shared out in proportion, the largest remainders rounded up; every stratum keeps one at home.
+    """`size` divided in proportion, largest remainders rounded up; every stratum keeps at least one image.
 
     >>> _quotas(Counter({0: 30, 1: 10}), 5)
     {0: 4, 1: 1}
@@ -396,3 +398,26 @@ def _quotas(counts: Counter[int], size: int) -> dict[int, int]:
     for stratum in by_remainder[: size - sum(quota.values())]:
         quota[stratum] += 1
     return {stratum: min(share, counts[stratum] - 1) for stratum, share in quota.items()}
+
+
+OWN_IMAGES: dict[str, Any] = {"takes_path": True, "preset": "own-images", "seeded_test": True}
+
+register(
+    DatasetInfo(
+        "folder",
+        "your images, one subfolder per class (or PATH/train and PATH/test with one each)",
+        load_folder,
+        checksum=checksum_of_folder,
+        **OWN_IMAGES,
+    )
+)
+register(
+    DatasetInfo(
+        "csv",
+        "your images and their labels, a table of file,labels; several labels separated by ; or |",
+        load_csv,
+        labels_per_image=None,
+        checksum=checksum_of_table,
+        **OWN_IMAGES,
+    )
+)

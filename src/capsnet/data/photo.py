@@ -1,9 +1,8 @@
-"""Single pictures: reading them with care, and preparing a photo or drawing of a digit as MNIST was made.
+"""Single images: safe reading, and preparation of a photo or drawing of a digit in the way MNIST was made.
 
-MNIST's digits were scaled into a 20×20 box keeping their aspect, with antialiasing, and put into a 28×28
-field so that the centre of mass of the ink is the centre of the field; ink is bright on black.
-`prepare_like_mnist` does the same to any picture, after finding the ink: paper is light and unevenly lit, and
-cameras are noisy.
+The digits of MNIST were scaled into a 20×20 box, keeping their aspect ratio, with antialiasing, and placed in a 28×28
+field so that their centre of mass is at its centre; ink is bright on black. `prepare_like_mnist` does the same to any
+image after finding the ink, because paper is light and unevenly lit and cameras are noisy.
 """
 
 from __future__ import annotations
@@ -29,50 +28,50 @@ FORMATS = (
     "PNG", "JPEG", "MPO", "BMP", "DIB", "GIF", "WEBP", "TIFF", "PPM", "JPEG2000", "TGA", "ICO", "AVIF",
 )  # fmt: skip
 MOST_PIXELS = 100_000_000
-LONGEST_SIDE = 20_000  # refused from here on
-WORKING_SIDE = 256  # pixels of the longer side while looking for the ink
-FAINTEST_INK = 0.12  # of the range from paper to black; anything fainter is taken for a shadow
+LONGEST_SIDE = 20_000  # images with a longer side are refused
+WORKING_SIDE = 256  # pixels of the longer side during the search for ink
+FAINTEST_INK = 0.12  # of the range from paper to black; anything fainter is a shadow
 
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """A picture made ready: uint8 (1, size, size), and in one line what was done to it."""
+    """A prepared image, uint8 (1, size, size), and one line about the steps."""
 
     image: Tensor
     note: str
 
 
 def read_image(source: str | os.PathLike[str] | IO[bytes], name: str = "") -> Image:
-    """A picture as mode "L" or "RGB": turned upright by its EXIF tag, transparent parts on white.
+    """An image in mode "L" or "RGB": rotated by its EXIF tag, transparent parts on white.
 
-    `name` is what errors call it (default: its path).
+    `name` is used in error messages (default: the path).
     """
     name = name or (str(source) if isinstance(source, str | os.PathLike) else "the picture")
     if isinstance(source, str | os.PathLike) and not os.path.isfile(source):
-        raise UserError(f"there is no file {name}: check its path.")
+        raise UserError(f"there is no file {name}: check the path.")
     with open_bounded(source, name) as image:
         try:
             return upright_on_white(image)
-        except Exception as error:  # decoders raise whatever they like at broken data
+        except Exception as error:  # decoders raise many kinds of errors for broken data
             raise UserError(f"{name} is damaged ({error}): save or copy it again.") from error
 
 
 def formats() -> list[str]:
-    """What may be in a picture's file, whatever it is called; others would start programs, as EPS does."""
+    """The formats that may be opened, whatever the suffix; others, such as EPS, would start programs."""
     from PIL import Image
 
     Image.init()
-    return [name for name in FORMATS if name in Image.OPEN]  # not every Pillow has them all
+    return [name for name in FORMATS if name in Image.OPEN]  # builds of Pillow differ
 
 
 @contextmanager
 def open_bounded(source: str | os.PathLike[str] | IO[bytes], name: str) -> Iterator[Image]:
-    """Read a picture's header and refuse sizes that nobody means; the pixels are not decoded yet."""
+    """Read the header of an image and refuse implausible sizes; the pixels are not decoded yet."""
     from PIL import Image
 
     with ExitStack() as stack:
         try:
-            # Opened here, because Pillow leaves the file open when it refuses a picture for its size
+            # Opened here, because Pillow does not close the file if it refuses an image for its size
             stream = stack.enter_context(open(source, "rb")) if isinstance(source, str | os.PathLike) else source
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # we raise an error instead
@@ -80,9 +79,9 @@ def open_bounded(source: str | os.PathLike[str] | IO[bytes], name: str) -> Itera
         except Image.DecompressionBombError as error:
             raise UserError(f"{name} is too large ({error}): shrink it first.") from error
         except Image.UnidentifiedImageError as error:
-            raise UserError(f"{name} is not a picture that can be read here: choose a PNG or JPEG.") from error
+            raise UserError(f"{name} is not an image in a supported format: choose a PNG or JPEG.") from error
         except OSError as error:
-            raise UserError(f"{name} cannot be read ({error.strerror or error}): check who may read it.") from error
+            raise UserError(f"{name} cannot be read ({error.strerror or error}): check its permissions.") from error
         except Exception as error:
             raise UserError(f"{name} is damaged ({error}): save or copy it again.") from error
         _check_size(image, name, Image.MAX_IMAGE_PIXELS)
@@ -96,17 +95,17 @@ def _check_size(image: Image, name: str, pillows_limit: int | None) -> None:
         raise UserError(f"{name} is empty: {width}×{height} pixels.")
     if max(width, height) >= LONGEST_SIDE or width * height > most:
         limit = f"fewer than {LONGEST_SIDE:,} on a side and at most {most // 1_000_000} million in all"
-        raise UserError(f"{name} is too large: {width}×{height} pixels, and {limit} are read; shrink it first.")
+        raise UserError(f"{name} is too large: {width}×{height} pixels, but the limit is {limit}; shrink it first.")
 
 
 def upright_on_white(image: Image) -> Image:
-    """Decode: any mode to "L" or "RGB", EXIF orientation applied, transparency composited on white."""
+    """Decode any mode to "L" or "RGB", with EXIF orientation applied and transparent parts on white."""
     from PIL import Image, ImageOps
 
     image.load()
     try:
         image = ImageOps.exif_transpose(image)
-    except Exception:  # a broken EXIF block says nothing about the pixels
+    except Exception:  # a broken EXIF block does not affect the pixels
         image = image.copy()
     if image.mode == "F" or image.mode.startswith("I"):
         return _deep_to_8_bits(image)
@@ -118,7 +117,7 @@ def upright_on_white(image: Image) -> Image:
 
 
 def _deep_to_8_bits(image: Image) -> Image:
-    """16-bit, 32-bit and float pixels: by their nominal range, which Pillow's own conversion would clip."""
+    """Scale 16-bit, 32-bit and float pixels by their nominal range, which the conversion of Pillow would clip."""
     from PIL import Image
 
     values = np.asarray(image, np.float64)
@@ -130,11 +129,11 @@ def _deep_to_8_bits(image: Image) -> Image:
 
 
 def fit(image: Image, channels: int, height: int, width: int) -> Tensor:
-    """uint8 (c, h, w): scaled to fit keeping its aspect, centred, the rest zero. As folders are read."""
+    """uint8 (c, h, w): scaled to fit, keeping the aspect ratio, centred and padded with zeros."""
     from PIL import Image
 
     if channels not in (1, 3):
-        raise UserError(f"pictures have 1 channel (grey) or 3 (colour) and not {channels}.")
+        raise UserError(f"channels should be 1 (grey) or 3 (colour), not {channels}.")
     image = image.convert("L" if channels == 1 else "RGB")
     factor = min(width / image.width, height / image.height)
     size = (max(1, round(image.width * factor)), max(1, round(image.height * factor)))
@@ -148,11 +147,22 @@ def fit(image: Image, channels: int, height: int, width: int) -> Tensor:
 
 
 def prepare_like_mnist(image: Image, size: int = 28) -> Prepared:
-    """Find the ink, scale it into 20/28 of the side and centre it by its mass, as MNIST's makers did."""
+    """Preprocess a digit as MNIST was: find the ink, scale it into 20/28 of the side and centre it by mass."""
     if size < 7:
-        raise UserError(f"a digit needs at least 7×7 pixels and size is {size}.")
+        raise UserError(f"size should be at least 7 pixels, not {size}.")
+    return _prepare(image, size, round(size * 20 / 28))
+
+
+def prepare_pair(image: Image, size: int = 36, shift: int = 4) -> Prepared:
+    """Preprocess two overlapping digits as MultiMNIST is made: one box around both, centred by mass in size×size.
+
+    The longer side of the box is that of an average pair of digits of 20 pixels: 20 + 0.8 × the largest shift.
+    """
+    return _prepare(image, size, min(size, round(20 + 0.8 * shift)))
+
+
+def _prepare(image: Image, size: int, box: int) -> Prepared:
     ink, steps = find_ink(_grey(image))
-    box = round(size * 20 / 28)
     ink = _crop(ink, box)
     steps.append(f"cropped to {ink.shape[1]}×{ink.shape[0]}")
     ink, thickened = _scale_into(ink, box)
@@ -163,11 +173,10 @@ def prepare_like_mnist(image: Image, size: int = 28) -> Prepared:
 
 
 def find_ink(grey: np.ndarray) -> tuple[np.ndarray, list[str]]:
-    """How much ink there is at each pixel (h, w), 0 to 1, and what was done to find it.
+    """Amount of ink at each pixel (h, w), 0 to 1, and the steps that found it.
 
-    The border tells paper from ink. A border that is mostly one value means a drawing or a scan, taken as it
-    is; a varied one means a photo: its light is evened out, its noise cut off, specks and the table's edge
-    dropped.
+    The border distinguishes paper from ink. A border of mostly one value means a drawing or a scan, which is used
+    unchanged; a varied border means a photo, from which uneven light, noise and specks are removed.
     """
     border = _border(grey)
     paper = float(np.median(border))
@@ -178,13 +187,13 @@ def find_ink(grey: np.ndarray) -> tuple[np.ndarray, list[str]]:
         ink, noise = (bright - np.median(_border(bright))).clip(0, 1), 0.0
     else:
         background, noise = _smooth_background(bright)
-        # Shade dims paper and ink alike, so on paper the ink is a share of the light that falls there
+        # Shade dims paper and ink alike, so ink is measured relative to the light at each pixel
         light = np.maximum(1 - background, 0.1) if dark_on_light else np.ones_like(background)
         ink, noise = ((bright - background) / light).clip(0, 1), noise / float(light.min())
         steps.append("uneven light and noise removed")
     peak = ink.max()
     if peak < max(FAINTEST_INK, 6 * noise):
-        raise UserError("the picture looks blank: draw or photograph one dark digit on a light ground.")
+        raise UserError("the picture looks blank: draw or photograph a dark digit on a light background.")
     if not noise:
         return ink / peak, steps
     floor, full = max(4 * noise, 0.2 * peak), float(np.median(ink[ink > 0.5 * peak]))
@@ -205,16 +214,16 @@ def _grey(image: Image) -> np.ndarray:
 
 
 def _border(values: np.ndarray) -> np.ndarray:
-    """The values of the outermost ring."""
+    """The values of the outermost pixels."""
     return np.concatenate([values[0], values[-1], values[:, 0], values[:, -1]])
 
 
 def _smooth_background(bright: np.ndarray) -> tuple[np.ndarray, float]:
-    """A quadratic surface fitted to the paper, leaving out the ink, and the paper's noise around it."""
+    """A quadratic surface fitted to the paper without the ink, and the noise of the paper around it."""
     h, w = bright.shape
     y, x = np.mgrid[-1 : 1 : h * 1j, -1 : 1 : w * 1j]
     terms = np.stack([np.ones_like(x), x, y, x * x, x * y, y * y], -1).reshape(-1, 6)
-    few = slice(None, None, 1 + bright.size // 8000)  # enough for six numbers
+    few = slice(None, None, 1 + bright.size // 8000)  # enough for six coefficients
     values = bright.reshape(-1)[few].astype(np.float64)
     paper = values <= np.median(values) + 0.25
     for _ in range(6):
@@ -228,9 +237,9 @@ def _smooth_background(bright: np.ndarray) -> tuple[np.ndarray, float]:
 
 
 def _without_specks(ink: np.ndarray) -> np.ndarray:
-    """Drop what is far smaller than the largest stroke, and what runs off the picture if not all does."""
+    """Remove regions far smaller than the largest stroke, and regions at the border unless all of them are."""
     mask = ink > 0.4
-    step = 2 if max(mask.shape) > WORKING_SIDE // 2 else 1  # half the resolution floods eight times as fast
+    step = 2 if max(mask.shape) > WORKING_SIDE // 2 else 1  # half the resolution is eight times as fast
     labels = _components(np.pad(mask, [(0, -side % step) for side in mask.shape])[::step, ::step])
     kinds, areas = np.unique(labels[labels > 0], return_counts=True)
     if not len(kinds):
@@ -240,12 +249,12 @@ def _without_specks(ink: np.ndarray) -> np.ndarray:
     if areas[inside].max(initial=0) >= 0.1 * areas.max():
         keep = inside & (areas >= 0.04 * areas[inside].max())
     kept = np.isin(labels, kinds[keep]).astype(np.float32).repeat(step, 0).repeat(step, 1)
-    near = F.max_pool2d(torch.from_numpy(kept)[None], 5, stride=1, padding=2)[0].numpy()  # soft edges too
+    near = F.max_pool2d(torch.from_numpy(kept)[None], 5, stride=1, padding=2)[0].numpy()  # includes soft edges
     return ink * near[: ink.shape[0], : ink.shape[1]]
 
 
 def _components(mask: np.ndarray) -> np.ndarray:
-    """Connected regions, numbered by their highest pixel index: the largest number floods its region."""
+    """Connected regions, labelled by their highest pixel index, which spreads over the region."""
     inside = torch.from_numpy(mask.astype(np.float32))  # exact up to 2^24, far more than WORKING_SIDE²
     labels = torch.arange(1, mask.size + 1, dtype=torch.float32).view(mask.shape) * inside
     for _ in range(mask.size):
@@ -257,16 +266,16 @@ def _components(mask: np.ndarray) -> np.ndarray:
 
 
 def _crop(ink: np.ndarray, box: int) -> np.ndarray:
-    """The part that holds ink; in a large picture a stroke's soft edge would make the digit come out small."""
+    """Crop to the ink. In a large image the soft edges of strokes do not count, or the digit would become too small."""
     faint = 0.02 if max(ink.shape) <= 2 * box else 0.3
     rows, columns = np.flatnonzero(ink.max(1) > faint), np.flatnonzero(ink.max(0) > faint)
     return ink[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
 
 
 def _scale_into(ink: np.ndarray, box: int) -> tuple[np.ndarray, bool]:
-    """Scale the longer side to `box`; strokes that would all but vanish are thickened first."""
+    """Scale the longer side to `box`; strokes that would become too thin are thickened first."""
     factor = box / max(ink.shape)
-    thin = _stroke_width(ink) * factor < 0.9  # MNIST's thinnest digit has 1.05
+    thin = _stroke_width(ink) * factor < 0.9  # the thinnest digit of MNIST has 1.05
     if thin:
         grow = max(1, round((1.8 / factor - _stroke_width(ink)) / 2))
         padded = torch.from_numpy(np.pad(ink, grow))[None]
@@ -277,7 +286,7 @@ def _scale_into(ink: np.ndarray, box: int) -> tuple[np.ndarray, bool]:
 
 
 def _stroke_width(ink: np.ndarray) -> float:
-    """Ink over half its outline, in pixels: exact for a long straight stroke along an axis."""
+    """Ink divided by half its outline, in pixels: exact for a long straight stroke along an axis."""
     padded = np.pad(ink, 1)
     outline = np.abs(np.diff(padded, axis=0)).sum() + np.abs(np.diff(padded, axis=1)).sum()
     return float(2 * padded.sum() / max(outline, 1e-6))
@@ -294,7 +303,7 @@ def _resize(ink: np.ndarray, factor: float) -> np.ndarray:
 
 
 def _centre_by_mass(ink: np.ndarray, size: int) -> np.ndarray:
-    """Put the ink into a black field, its centre of mass at the field's centre to the nearest pixel."""
+    """Place the ink in a black field, with its centre of mass at the centre to the nearest pixel."""
     field = np.zeros((size, size), np.float32)
     corner = []
     for axis, side in enumerate(ink.shape):

@@ -1,4 +1,4 @@
-"""What a long wait tells the one who waits: a bar with the time left, and one-line notices; on stderr."""
+"""Progress bars and one-line notices, on stderr."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 Notice = Callable[[str], None]
-Report = Callable[[int], None]  # called with how much is done so far
+Report = Callable[[int], None]  # called with the amount done so far
 
 
 def notice(message: str) -> None:
-    """Say something in passing, where it cannot get into the output of a command."""
+    """Print a message to stderr, which keeps it out of the output of a command."""
     print(message, file=sys.stderr, flush=True)
 
 
 @contextmanager
 def bar(title: str, total: int, shown: bool | None = None, *, in_bytes: bool = False) -> Iterator[Report]:
-    """A progress bar on stderr; `shown` None means only when stderr is a terminal.
+    """A progress bar on stderr; with `shown=None` only if stderr is a terminal.
 
     >>> with bar("decoding", 3, shown=False) as report:
     ...     report(1)

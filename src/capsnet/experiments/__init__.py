@@ -9,10 +9,12 @@ from __future__ import annotations
 from importlib import import_module
 
 from capsnet.errors import unknown
-from capsnet.experiments.plan import Experiment
+from capsnet.experiments.core.plan import Experiment
 
 # name → module and class; imported when it is asked for
 EXPERIMENTS = {
+    "arena": "arena.Arena",
+    "arena-rates": "arena.Rates",
     "table1": "table1.Table1",
     "multimnist": "multimnist.MultiMnist",
     "figures": "figures.Figures",

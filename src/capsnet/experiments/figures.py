@@ -1,7 +1,7 @@
-"""Fig. 3, 4 and 5 of the paper: reconstructions, what each number of a pose means, and overlapping digits told apart.
+"""Fig. 3, 4 and 5 of the paper: reconstructions, pose dimensions, and overlapping digits separated.
 
-The networks are those of `table1`, taken from there where they are trained already. Of a network of yours, and of any
-image: `capsnet reproduce figures --model RUN`.
+The networks are those of `table1` and reused if they are already trained. For your own model and images, run
+`capsnet reproduce figures --model RUN`.
 """
 
 from __future__ import annotations
@@ -14,33 +14,32 @@ from torch import Tensor
 
 from capsnet.data import Examples
 from capsnet.errors import UserError
-from capsnet.experiments.plan import Budget, Experiment, Row
+from capsnet.experiments.core.plan import Budget, Experiment, Row
 from capsnet.experiments.table1 import config_of, row_of
-from capsnet.models import CapsNet, Model
-from capsnet.training import Result
+from capsnet.models.base import Model
+from capsnet.train.loop import Result
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-LOOKED_AT = 4000  # test images among which mistakes are looked for
-DIGITS = ("5", "0", "3")  # whose poses are tweaked, where the classes are digits
+LOOKED_AT = 4000  # test images that are searched for errors
+DIGITS = ("5", "0", "3")  # classes whose poses are shown
 
 
 class Figures(Experiment):
     name = "figures"
-    title = "Fig. 3, 4 and 5: what the capsules know"
+    title = "Figures 3, 4 and 5: what the capsules represent"
     question = (
-        "The decoder sees nothing of an image but the pose of one class capsule. What does it paint, when the network "
-        "is right and when it is wrong (Fig. 3)? What does each number of the pose mean (Fig. 4)? And can two "
-        "overlapping digits be painted apart, also from the capsule of a digit that is not there (Fig. 5)?"
+        "The decoder sees nothing of an image but the pose of one class capsule. What does it reconstruct when the "
+        "prediction is right and when it is wrong (Fig. 3)? What does each dimension of the pose represent (Fig. 4)? "
+        "Can overlapping digits be reconstructed separately, also for a digit that is not present (Fig. 5)?"
     )
 
     def rows(self, budget: Budget, seed: int) -> list[Row]:
         return [row_of(data, 3, True, budget, seed) for data in ("mnist", "multimnist")] if seed == 0 else []
 
     def measure(self, row: Row, result: Result) -> dict[str, Any]:
-        assert isinstance(result.model, CapsNet)
-        return {**result.evaluation.summary(), "pixel_error": painting_error(result.model, result.splits.test)}
+        return {**result.evaluation.summary(), "pixel_error": reconstruction_error(result.model, result.splits.test)}
 
     def draw(self, row: Row, result: Result | None) -> dict[str, Figure]:
         assert result is not None
@@ -51,18 +50,18 @@ class Figures(Experiment):
 
 
 CAPTIONS = {
-    "fig3": "Fig. 3: inputs above what is painted from one capsule's pose; wrong ones also from their label.",
-    "fig4": "Fig. 4: one of the pose's numbers moved in steps of 0.05, a row a number.",
-    "fig5": "Fig. 5: two digits painted apart; wrong pairs decoded both ways; and a capsule whose digit is not there.",
+    "fig3": "Fig. 3: inputs and their reconstructions from one capsule; errors also decoded from the true class.",
+    "fig4": "Fig. 4: each row moves one dimension of the pose in steps of 0.05.",
+    "fig5": "Fig. 5: two digits reconstructed separately; errors decoded from both pairs; a digit that is not present.",
 }
 __all__ = ["CAPTIONS", "Figures", "config_of", "looked_at", "paper_figures"]
 
 
 def looked_at(model: Model, test: Examples) -> tuple[Tensor, Tensor]:
-    """Test images that show something, wrong ones too, and their classes: (n, 1) or (n, 2) where all have as many."""
+    """Ten correct and ten wrong test images and their classes, (n, 1) or (n, 2)."""
     k = test.labels_per_image
     if k not in (1, 2):
-        raise UserError(f"{test.name} has images with one digit and with two: the figures need one kind.")
+        raise UserError(f"{test.name} has images with different numbers of classes, but the figures need one or two.")
     batch = test.gather(test.numbers()[:LOOKED_AT])
     true = batch.targets.topk(k, dim=1).indices.sort(1).values
     named = model.predict(batch.images, top=k).labels.view(len(true), k).sort(1).values
@@ -72,13 +71,11 @@ def looked_at(model: Model, test: Examples) -> tuple[Tensor, Tensor]:
 
 
 def paper_figures(model: Model, images: Tensor, true: Tensor | None) -> dict[str, Figure]:
-    """Fig. 3 and 4 of a model for single objects, Fig. 5 and 4 of one for pairs."""
-    from capsnet import figures
+    """Fig. 3 and 4 for a model of single objects, Fig. 5 and 4 for one of pairs."""
+    from capsnet.report import figures
 
-    if not isinstance(model, CapsNet) or model.decoder is None:
-        raise UserError(
-            "the figures are painted by a decoder and this model has none: name a capsule network with one."
-        )
+    if model.decoder is None:
+        raise UserError("the figures need a decoder and this model has none: choose a capsule network with one.")
     drawn: dict[str, Figure] = {}
     if model.multi_label:
         drawn["fig5"] = figures.told_apart(model, images, true)
@@ -93,19 +90,19 @@ def paper_figures(model: Model, images: Tensor, true: Tensor | None) -> dict[str
 
 
 def example_of(images: Tensor, true: Tensor, label: int) -> Tensor | None:
-    """The first image that has a class."""
+    """The first image of a class."""
     has = (true == label).any(1).nonzero()
     return images[int(has[0])] if len(has) else None
 
 
 @torch.inference_mode()
-def painting_error(model: CapsNet, test: Examples, n: int = 500) -> float:
-    """Sum of squared pixel differences of an image and what is painted from its true classes, on average."""
+def reconstruction_error(model: Model, test: Examples, n: int = 500) -> float:
+    """Mean sum of squared pixel differences between images and the reconstructions of their true classes."""
     batch = test.gather(test.numbers()[:n])
     poses = model.predict(batch.images).poses
     assert poses is not None
     k = test.labels_per_image or 1
-    painted = model.reconstruct(poses.to(model.device), batch.targets.topk(k, dim=1).indices.to(model.device))
-    assert painted is not None
-    whole = painted.sum(1).clamp(max=1).cpu() - batch.images.cpu()
+    decoded = model.reconstruct(poses.to(model.device), batch.targets.topk(k, dim=1).indices.to(model.device))
+    assert decoded is not None
+    whole = decoded.sum(1).clamp(max=1).cpu() - batch.images.cpu()
     return float(whole.square().flatten(1).sum(1).mean())

@@ -1,16 +1,16 @@
-"""parts: does a capsule network see how parts belong together, and does its capsule know the pose?
+"""Parts and wholes: does a capsule network represent how parts are arranged, and does a capsule encode the pose?
 
-Houses, boats and faces are drawn at random places, angles and sizes (`capsnet.data.parts`). Three networks learn to
-name what is there: a capsule network, the same one without reconstruction, and a max-pooling CNN of similar size with a
-sigmoid for each class and the same margin loss. Whole objects are all that they see in training. Then:
+Houses, boats and faces appear at random positions, angles and sizes (`data.synthetic.parts`). Three networks are
+trained on whole objects only: a capsule network, the same without reconstruction, and a max-pooling CNN of similar size
+with a sigmoid per class and the same margin loss. They are tested on
 
-- the same parts in a wrong arrangement: how often is a scrambled face called a face, at the threshold at which 95 % of
-  the whole ones are found? It is chosen on validation scenes, for each network and class; the AUC needs none.
-- crowded scenes, and crowded scenes in which one object stands on its head, as none did in training: how often is the
-  set of classes not exactly right? Thresholds are chosen on validation scenes again.
-- the pose: ridge regression from the numbers of the true class's capsule to position, angle (as sine and cosine) and
-  size, fitted on scenes of one seed and judged by R² on those of another. For the CNN from its last hidden layer, which
-  has as many numbers as all class capsules together.
+- the same parts in a wrong arrangement: how often is a scrambled face classified as a face, at the threshold that
+  detects 95 % of the whole ones? The threshold is chosen on validation scenes for each network and class.
+- crowded scenes, and crowded scenes with one object upside down: how often is the set of classes not exactly right?
+  Thresholds are chosen on validation scenes again.
+- the pose: ridge regression from the capsule of the true class to position, angle (as sine and cosine) and size, fitted
+  on scenes of one seed and tested by R² on those of another. For the CNN it reads the last hidden layer, which is as
+  wide as all class capsules together.
 """
 
 from __future__ import annotations
@@ -22,19 +22,21 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from capsnet.config import CapsNetConfig, CNNConfig, Config, LossConfig, ModelConfig
-from capsnet.data.parts import CLASSES, Objects, Scenes, scenes
-from capsnet.evaluation import mean_and_std, wilson_interval
-from capsnet.experiments.plan import Budget, Experiment, Record, Row, average, by_method, values
-from capsnet.models.baseline import CNN
-from capsnet.models.registry import Model
-from capsnet.training import Result
+from capsnet.data.synthetic.parts import CLASSES, Objects, Scenes, scenes
+from capsnet.evaluate import mean_and_std, wilson_interval
+from capsnet.experiments.core.claims import Claim, lower, measured
+from capsnet.experiments.core.plan import Budget, Experiment, Record, Row, average, by_method, values
+from capsnet.models.base import Model
+from capsnet.models.config import CapsNetConfig, CNNConfig, LossConfig, ModelConfig
+from capsnet.routing.options import DynamicOptions
+from capsnet.train.config import Config
+from capsnet.train.loop import Result
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-DETECTION = 0.95  # share of the whole objects that a threshold lets through, of validation scenes
-RIDGE = 1e-3  # of standardised numbers: only keeps the equations solvable, whatever the network
+DETECTION = 0.95  # share of whole validation objects above the threshold
+RIDGE = 1e-3  # of standardised inputs; keeps the equations solvable
 SHAPE = (1, 40, 40)
 TARGETS = {"position": (0, 1), "angle": (2, 3), "size": (4,)}  # columns of `pose_targets`
 NETWORKS = {
@@ -42,13 +44,13 @@ NETWORKS = {
     "capsnet-no-decoder": "CapsNet, no decoder",
     "cnn": "CNN, max-pooling",
 }
-LABELS = {"capsnet": "CapsNet", "capsnet-no-decoder": "without decoder", "cnn": "CNN"}  # where there is little room
+LABELS = {"capsnet": "CapsNet", "capsnet-no-decoder": "no decoder", "cnn": "CNN"}  # short forms
 COLOURS = {"capsnet": 0, "capsnet-no-decoder": 5, "cnn": 1}  # of the palette
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How large a budget's networks and data are."""
+    """Networks and data of a budget."""
 
     capsnet: CapsNetConfig
     cnn: CNNConfig
@@ -60,14 +62,14 @@ class Plan:
 
 
 def compact(types: int = 16, **more: Any) -> CapsNetConfig:
-    """The quick preset's stem for 40×40, and class capsules of 16 numbers."""
+    """The quick preset's stem for 40×40 images, with 16-dimensional class capsules."""
     return CapsNetConfig(
         SHAPE, len(CLASSES), stem_channels=(32, 64, 64), stem_kernels=(5, 3, 3), stem_strides=(2, 1, 1), stem_norm=True,
-        primary_types=types, primary_kernel=3, primary_stride=2, routing_bias=True, **more,
+        primary_types=types, primary_kernel=3, primary_stride=2, routing=DynamicOptions(bias=True), **more,
     )  # fmt: skip
 
 
-# The CNN's last hidden layer is 3 × 16 wide, and its other one such that the networks are of a size, decoder aside
+# The last hidden layer of the CNN has 3 × 16 units; the other one makes the networks the same size without decoder
 PLANS: dict[str, Plan] = {
     "smoke": Plan(
         CapsNetConfig(SHAPE, len(CLASSES), (8,), (9,), (2,), primary_types=4, primary_kernel=5, decoder=(16,)),
@@ -89,18 +91,18 @@ PLANS: dict[str, Plan] = {
 
 class Parts(Experiment):
     name = "parts"
-    title = "Parts and wholes: scrambled faces, crowded scenes, and what a capsule knows of the pose"
+    title = "Parts and wholes"
     question = (
-        "Houses and boats are drawn from the same rectangle and triangle, faces of eyes, nose and mouth. Networks that "
-        "have only ever seen whole objects, alone and in crowds, are shown the same parts in a wrong arrangement, at "
-        "the threshold (chosen on validation scenes) that finds 95 % of the whole ones: which says “face” to a "
-        "scrambled face? Crowded scenes count as right when the set of classes is exactly right; upside-down objects "
-        "were never in training. And since every true pose is known: how much of position, angle and size does a "
-        "linear read-out of the capsule's 16 numbers give back, compared with the 48 of the CNN's last hidden layer? "
-        "The paper has no such table; these are the pictures that talks about it show, measured."
+        "Houses and boats consist of the same rectangle and triangle, faces of eyes, nose and mouth. Networks trained "
+        "on whole objects only are tested on the same parts in a wrong arrangement, at the threshold (chosen on "
+        "validation scenes) that detects 95 % of the whole objects. Which network classifies a scrambled face as a "
+        "face? A crowded scene is correct only if the set of classes is exactly right; objects were never upside down "
+        "in training. Since all true poses are known, a linear read-out also measures how much of position, angle and "
+        "size the 16 dimensions of a capsule contain, compared with the 48 units of the CNN's last hidden layer. This "
+        "experiment is not in the paper; it measures what talks about capsule networks illustrate."
     )
     columns = {  # noqa: RUF012
-        "false_alarm_face_percent": "scrambled called face, %",
+        "false_alarm_face_percent": "scrambled as face, %",
         "false_alarm_house_percent": "… house, %",
         "false_alarm_boat_percent": "… boat, %",
         "auc": "AUC whole/scrambled",
@@ -114,8 +116,8 @@ class Parts(Experiment):
 
     def rows(self, budget: Budget, seed: int) -> list[Row]:
         plan = PLANS[budget]
-        capsnet = f"{plan.capsnet.class_dim} of the true class's capsule"
-        cnn = f"{plan.cnn.hidden[-1]} of the last hidden layer"
+        capsnet = f"capsule of the true class ({plan.capsnet.class_dim})"
+        cnn = f"last hidden layer ({plan.cnn.hidden[-1]})"
         return [
             Row("capsnet", trained_as(plan, plan.capsnet, seed), shown("capsnet", capsnet)),
             Row(
@@ -140,7 +142,7 @@ class Parts(Experiment):
         }
 
     def draw(self, row: Row, result: Result | None) -> dict[str, Figure]:
-        from capsnet.figures.scenes import answers
+        from capsnet.report.figures.scenes import answers
 
         assert result is not None
         deciding = thresholds(result.model, len(result.splits.test)).deciding
@@ -149,10 +151,10 @@ class Parts(Experiment):
             some = scenes(kind, 9, purpose="shown")
             batch, seen = some.gather(some.numbers()), look(result.model, some)
             lines[kind] = (batch.images, batch.labels, seen.lengths >= deciding)
-        return {"scenes": answers(f"What the {NETWORKS[row.method]} says", CLASSES, lines)}
+        return {"scenes": answers(f"Predictions: {NETWORKS[row.method]}", CLASSES, lines)}
 
     def pictures(self, records: Sequence[Record]) -> dict[str, Figure]:
-        from capsnet.figures.outcomes import bars, lines
+        from capsnet.report.figures.outcomes import bars, lines
 
         alarm = {f"“{name}”": as_bars(records, f"false_alarm_{name}_percent") for name in CLASSES}
         error = {
@@ -161,51 +163,57 @@ class Parts(Experiment):
             "one upside down": as_bars(records, "upside_down_error_percent"),
         }
         pose = {name: as_bars(records, f"r2_{name}") for name in TARGETS}
+        curves = [roc_panel(records, name) for name in CLASSES]
         return {
-            "false-alarms": bars(
-                "Scrambled parts called a whole object", "At the threshold that finds 95 % of the whole ones.", alarm
-            ),
-            "roc": lines(
-                "Whole objects found against scrambled ones called whole", "The more to the upper left, the better.",
-                [roc_panel(records, name) for name in CLASSES],
-            ),
-            "sets": bars("Scenes whose set of classes is not exactly right", "Nothing upside down in training.", error),
-            "read-out": bars(
-                "How much of the pose a linear read-out gives back", "Share of the variance, R²; 1 is all of it.", pose,
-                unit="R²",
-            ),
-        }  # fmt: skip
+            "false-alarms": bars("False alarms on scrambled objects", "At 95 % detection of whole objects.", alarm),
+            "roc": lines("Detection against false alarms", "Towards the upper left is better.", curves),
+            "sets": bars("Scenes with a wrong set of classes", "No object was upside down in training.", error),
+            "read-out": bars("Pose recovered by a linear read-out", "R²; 1 is perfect.", pose, unit="R²"),
+        }
 
     def captions(self) -> Mapping[str, str]:
         return {
-            "scenes": "Scenes of the four kinds and what the network names in them; what is wrong is in vermillion. "
-            "For scrambled parts anything named is wrong.",
-            "false-alarms": "Scrambled objects that pass for whole ones, for each class; lower is better.",
-            "roc": "All thresholds at once: the share of whole objects found, over that of scrambled ones let through.",
-            "sets": "Scenes in which the classes named are not exactly those that are there.",
-            "read-out": "Ridge regression from the capsule of the true class (16 numbers) or the CNN's last hidden "
-            "layer (48 numbers) to the true pose, on scenes that the regression was not fitted on.",
+            "scenes": "Scenes of four kinds with the predicted classes; errors are orange. For scrambled parts, any "
+            "prediction is wrong.",
+            "false-alarms": "Scrambled objects classified as whole ones, by class; lower is better.",
+            "roc": "Detection rate of whole objects against false alarms on scrambled ones, over all thresholds.",
+            "sets": "Scenes whose predicted classes are not exactly the true ones.",
+            "read-out": "Ridge regression from the capsule of the true class (16 dimensions) or the CNN's last hidden "
+            "layer (48 units) to the true pose, on held-out scenes.",
         }
 
     def findings(self, records: Sequence[Record]) -> list[str]:
         told = {
-            "Whole faces found": ("detection_face_percent", " %"),
-            "Scrambled faces called a face, at that threshold": ("false_alarm_face_percent", " %"),
-            "Scrambled parts called a house": ("false_alarm_house_percent", " %"),
-            "Scrambled parts called a boat": ("false_alarm_boat_percent", " %"),
-            "Crowded scenes that are not exactly right": ("crowded_error_percent", " %"),
-            "The same with one object upside down": ("upside_down_error_percent", " %"),
-            **{f"R² of the {name}, read out linearly": (f"r2_{name}", "") for name in TARGETS},
+            "Whole faces detected": ("detection_face_percent", " %"),
+            "Scrambled faces classified as faces": ("false_alarm_face_percent", " %"),
+            "Scrambled parts classified as houses": ("false_alarm_house_percent", " %"),
+            "Scrambled parts classified as boats": ("false_alarm_boat_percent", " %"),
+            "Error on crowded scenes": ("crowded_error_percent", " %"),
+            "Error on crowded scenes with one object upside down": ("upside_down_error_percent", " %"),
+            **{f"R² of the {name}, linear read-out": (f"r2_{name}", "") for name in TARGETS},
         }
         return [f"{what}: {side_by_side(records, name, unit)}." for what, (name, unit) in told.items()]
 
+    def claims(self, records: Sequence[Record], budget: str) -> list[Claim]:
+        groups = {group[0].method: group for group in by_method(records)}
+        if not {"capsnet", "cnn"} <= set(groups):
+            return []
+        claimed = {
+            "Scrambled faces classified as faces: fewer by CapsNet than by a CNN": "false_alarm_face_percent",
+            "Upside-down objects, never seen: CapsNet beats a CNN": "upside_down_error_percent",
+        }
+        return [
+            lower(claim, "–", *(measured(groups[kind], name) for kind in ("capsnet", "cnn")))
+            for claim, name in claimed.items()
+        ]
+
 
 def trained_as(plan: Plan, model: ModelConfig, seed: int) -> Config:
-    """How all networks are trained: the margin loss, AdamW and one cycle of the learning rate."""
+    """The training of all networks: margin loss, AdamW, one-cycle learning rate."""
     return Config(
         data=f"parts:train={plan.train},test={plan.test}", validation=plan.test // 5, epochs=plan.epochs, seed=seed,
         batch_size=plan.batch_size, optimizer="adamw", lr=plan.lr, schedule="one-cycle", weight_decay=0.01,
-        model=model, loss=LossConfig(cnn="margin"),
+        model=model, loss=LossConfig(kind="margin" if model.kind == "cnn" else "auto"),
     )  # fmt: skip
 
 
@@ -214,40 +222,40 @@ def shown(method: str, numbers: str) -> dict[str, str]:
 
 
 def side_by_side(records: Sequence[Record], name: str, unit: str) -> str:
-    """A measured number of every network, its mean over seeds, in words."""
-    found = [(group[0]["method"], average(group, name)) for group in by_method(records)]
+    """The mean of a measured number over seeds, for every network."""
+    found = [(group[0].method, average(group, name)) for group in by_method(records)]
     return ", ".join(f"{LABELS[method]} {value:.2f}{unit}" for method, value in found if value is not None)
 
 
 def as_bars(records: Sequence[Record], name: str) -> list[Any]:
-    """A bar for each network, with its spread over seeds."""
-    from capsnet.figures.outcomes import PALETTE, Bar
+    """A bar for each network, with the deviation over seeds."""
+    from capsnet.report.figures.outcomes import PALETTE, Bar
 
     bars = []
     for group in by_method(records):
         mean, std = mean_and_std(values(group, name))
-        method = group[0]["method"]
+        method = group[0].method
         bars.append(Bar(LABELS[method], mean, PALETTE[COLOURS[method]], std))
     return bars
 
 
 def roc_panel(records: Sequence[Record], name: str) -> Any:
-    """The curves of one class: a line for each network, of its first seed."""
-    from capsnet.figures.outcomes import PALETTE, Line, Panel
+    """The curves of one class: a line per network, of its first seed."""
+    from capsnet.report.figures.outcomes import PALETTE, Line, Panel
 
     curves = []
     for first, *_ in by_method(records):
-        method, curve = first["method"], first["outcome"][f"roc_{name}"]
+        method, curve = first.method, first.outcome[f"roc_{name}"]
         colour = PALETTE[COLOURS[method]]
         curves.append(Line(LABELS[method], curve["false_alarm_percent"], curve["found_percent"], colour))
-    return Panel(f"“{name}”", "scrambled ones called whole, %", "whole ones found, %", curves, from_zero=True)
+    return Panel(f"“{name}”", "false alarms, %", "detected, %", curves, from_zero=True)
 
 
-# --- Looking at scenes -----------------------------------------------------------------------------------------
+# --- Predictions -----------------------------------------------------------------------------------------
 
 
 class Seen(NamedTuple):
-    """What a network makes of n scenes: lengths (n, j), the numbers that a pose is read from, and what was there.
+    """A network's output for n scenes: lengths (n, j), features to read the pose from, and the true objects.
 
     numbers: (n, j, q) poses of all class capsules, or (n, h), the last hidden layer of a CNN.
     """
@@ -259,7 +267,7 @@ class Seen(NamedTuple):
 
 @torch.inference_mode()
 def look(model: Model, shown: Scenes, batch_size: int = 250) -> Seen:
-    """A network's answers to scenes, on the CPU."""
+    """A network's outputs for scenes, on the CPU."""
     model.eval()
     everything = shown.numbers()
     parts = [answer(model, shown.gather(index).images.to(model.device)) for index in everything.split(batch_size)]
@@ -268,23 +276,22 @@ def look(model: Model, shown: Scenes, batch_size: int = 250) -> Seen:
 
 
 def answer(model: Model, images: Tensor) -> tuple[Tensor, Tensor]:
-    """Lengths (b, j), and the numbers that a pose is read from."""
-    if isinstance(model, CNN):
-        hidden = model.head[:-2](model.features(images).flatten(1))  # before dropout and outputs
-        return model.head[-1](hidden).sigmoid().cpu(), hidden.cpu()
+    """Lengths (b, j), and the features that the pose is read from."""
     output = model(images)
-    assert output.poses is not None
-    return output.lengths.cpu(), output.poses.cpu()
+    if output.poses is not None:
+        return output.activations.cpu(), output.poses.cpu()
+    assert output.logits is not None
+    return output.logits.sigmoid().cpu(), model.hidden(images).cpu()  # type: ignore[operator]
 
 
 # --- Thresholds, false alarms, sets ----------------------------------------------------------------------------
 
 
 class Thresholds(NamedTuple):
-    """Lengths (j,) from which a class counts as there, chosen on validation scenes."""
+    """Lengths (j,) above which a class counts as present, chosen on validation scenes."""
 
-    detecting: Tensor  # 95 % of the whole objects, alone, are found
-    deciding: Tensor  # fewest wrong decisions for each class, on scenes as in training
+    detecting: Tensor  # detects 95 % of single whole objects
+    deciding: Tensor  # fewest errors per class on scenes as in training
 
 
 def thresholds(model: Model, n: int) -> Thresholds:
@@ -296,19 +303,19 @@ def thresholds(model: Model, n: int) -> Thresholds:
 
 
 def of_class(seen: Seen, j: int) -> Tensor:
-    """Lengths of capsule j in the scenes of one object that have the parts of class j."""
+    """Lengths of capsule j in single-object scenes with the parts of class j."""
     return seen.lengths[has_parts(seen.objects, j), j]
 
 
 def has_parts(objects: Objects, j: int) -> Tensor:
-    """bool (n,): the first object is made of the parts of class j; a scrambled boat and a scrambled house are one."""
+    """bool (n,): the first object has the parts of class j; scrambled boats and houses have the same."""
     same_parts = torch.tensor([[True, True, False], [True, True, False], [False, False, True]])
     kind = objects.kinds[:, 0]
     return torch.where(objects.scrambled, same_parts[j][kind], kind == j)
 
 
 def best_threshold(lengths: Tensor, present: Tensor) -> Tensor:
-    """The threshold with the fewest wrong decisions, in the middle between two lengths: (n,), bool (n,) → ()."""
+    """The threshold with the fewest errors, halfway between two lengths: (n,), bool (n,) → ()."""
     order = lengths.argsort()
     lengths, present = lengths[order], present[order].long()
     missed = torch.cat([present.new_zeros(1), present.cumsum(0)])  # with the threshold before length k
@@ -316,12 +323,12 @@ def best_threshold(lengths: Tensor, present: Tensor) -> Tensor:
     wrong = missed + alarms
     padded = torch.cat([lengths.new_zeros(1), lengths, lengths.new_ones(1)])
     least = (wrong == wrong.min()).nonzero().flatten()
-    k = least[len(least) // 2]  # of several equally good ones the middle one
+    k = least[len(least) // 2]  # the middle one of several equally good ones
     return (padded[k] + padded[k + 1]) / 2
 
 
 def alarms(whole: Seen, scrambled: Seen, detecting: Tensor) -> dict[str, Any]:
-    """Detection of whole objects and false alarms on scrambled ones, for each class, with AUCs."""
+    """Detection of whole objects and false alarms on scrambled ones per class, with AUCs."""
     outcome: dict[str, Any] = {}
     areas = []
     for j, name in enumerate(CLASSES):
@@ -340,7 +347,7 @@ def alarms(whole: Seen, scrambled: Seen, detecting: Tensor) -> dict[str, Any]:
 
 
 def auc(real: Tensor, fake: Tensor) -> float:
-    """The probability that a whole object gets a greater length than a scrambled one; ties count half.
+    """The probability that a whole object has a greater length than a scrambled one; ties count half.
 
     >>> auc(torch.tensor([0.9, 0.8]), torch.tensor([0.1, 0.8]))
     0.875
@@ -360,7 +367,7 @@ def roc(real: Tensor, fake: Tensor, points: int = 41) -> dict[str, list[float]]:
 
 
 def sets(whole: Seen, crowded: Seen, upside_down: Seen, deciding: Tensor) -> dict[str, Any]:
-    """Scenes whose set of classes is not exactly right, and how many objects are found that way up or the other."""
+    """Scenes with a wrong set of classes, and the share of upside-down and other objects detected."""
     outcome: dict[str, Any] = {}
     for name, seen in (("one", whole), ("crowded", crowded), ("upside_down", upside_down)):
         wrong = ((seen.lengths >= deciding) != seen.objects.labels).any(1)
@@ -379,7 +386,7 @@ def percent(share: float | Tensor) -> float:
 
 
 def named(each: Tensor) -> dict[str, float]:
-    """A number for each class, by its name."""
+    """A number per class, by name."""
     return {name: round(float(value), 4) for name, value in zip(CLASSES, each, strict=True)}
 
 
@@ -387,11 +394,11 @@ def size_without_decoder(model: Model) -> int:
     return sum(p.numel() for name, p in model.named_parameters() if not name.startswith("decoder."))
 
 
-# --- The pose, read out linearly -------------------------------------------------------------------------------
+# --- Linear read-out of the pose -------------------------------------------------------------------------------
 
 
 def read_out(fitted_on: Seen, judged_on: Seen) -> dict[str, Any]:
-    """R² of position, angle and size; for a capsule network also from the numbers of all its class capsules."""
+    """R² of position, angle and size; for a capsule network also from all its class capsules."""
     outcome = {f"r2_{name}": round(value, 4) for name, value in r_squared(fitted_on, judged_on).items()}
     outcome["numbers_read"] = fitted_on.numbers.shape[-1]
     if fitted_on.numbers.dim() == 3:
@@ -401,32 +408,32 @@ def read_out(fitted_on: Seen, judged_on: Seen) -> dict[str, Any]:
 
 
 def r_squared(fitted_on: Seen, judged_on: Seen) -> dict[str, float]:
-    """1 − squared error / variance, over the scenes of all classes, each class with a regression of its own."""
-    error = spread = torch.zeros(5, dtype=torch.double)
+    """1 − squared error / variance over all classes, with one regression per class."""
+    error = variance = torch.zeros(5, dtype=torch.double)
     for j in range(len(CLASSES)):
         x, y = numbers_and_pose(fitted_on, j)
         new_x, new_y = numbers_and_pose(judged_on, j)
         error = error + (ridge(x, y, new_x) - new_y).square().sum(0)
-        spread = spread + (new_y - y.mean(0)).square().sum(0)
-    return {name: float(1 - error[list(c)].sum() / spread[list(c)].sum()) for name, c in TARGETS.items()}
+        variance = variance + (new_y - y.mean(0)).square().sum(0)
+    return {name: float(1 - error[list(c)].sum() / variance[list(c)].sum()) for name, c in TARGETS.items()}
 
 
 def numbers_and_pose(seen: Seen, j: int) -> tuple[Tensor, Tensor]:
-    """Of the scenes with one object of class j: the numbers to read from (m, q), and what to read (m, 5)."""
+    """For scenes of class j: the features to read from (m, q), and the pose to predict (m, 5)."""
     mine = seen.objects.kinds[:, 0] == j
     numbers = seen.numbers[mine]
     return numbers[:, j] if numbers.dim() == 3 else numbers, pose_targets(seen.objects.poses[mine, 0].double())
 
 
 def pose_targets(poses: Tensor) -> Tensor:
-    """x, y, sine and cosine of the angle, size: (m, 4) → (m, 5). An angle itself jumps where it comes full circle."""
+    """x, y, sine and cosine of the angle, size: (m, 4) → (m, 5). The angle itself is discontinuous."""
     x, y, angle, size = poses.unbind(1)
     return torch.stack([x, y, angle.sin(), angle.cos(), size], 1)
 
 
 def ridge(x: Tensor, y: Tensor, new_x: Tensor) -> Tensor:
     """Predictions for new_x (k, q) of a ridge regression from x (m, q) to y (m, t), all float64."""
-    mean, std = x.mean(0), x.std(0) + 1e-9  # a number that never changes stays 0
+    mean, std = x.mean(0), x.std(0) + 1e-9  # constant features stay 0
     standard = (x - mean) / std
     gram = standard.T @ standard + RIDGE * len(x) * torch.eye(x.shape[1], dtype=x.dtype)
     weights = torch.linalg.solve(gram, standard.T @ (y - y.mean(0)))

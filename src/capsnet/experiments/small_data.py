@@ -1,7 +1,7 @@
-"""Does a capsule network need less data? Test error against the number of training images, beside CNNs.
+"""Does a capsule network need less data than a CNN? Test error against the number of training images.
 
-MNIST from 10 images a class to all, and a case as people bring it: 400 grey images of 64 px in two classes, read from
-a folder. No medical scans can be shipped, so those are drawn: a body with vessels, and in one class a round lesion.
+MNIST from 10 images per class to all of them, and a typical use case: 400 grey images of 64 pixels in two classes, read
+from a folder. They are synthetic scans: a body with vessels and, in one class, a round lesion.
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from PIL import Image
 
-from capsnet import checkpoint
-from capsnet.config import Config, get_preset
 from capsnet.data import Augment
-from capsnet.experiments.networks import (
+from capsnet.experiments.core.claims import Claim, lower, measured, too_close
+from capsnet.experiments.core.networks import (
     capsule_training,
     cnn_lr,
     cnn_training,
@@ -26,25 +25,29 @@ from capsnet.experiments.networks import (
     compact_cnn,
     parameters,
 )
-from capsnet.experiments.plan import Budget, Experiment, Record, Row, average, by_method, tiny, too_close
-from capsnet.experiments.results import Place
+from capsnet.experiments.core.plan import Budget, Experiment, Record, Row, average, by_method, tiny
+from capsnet.experiments.core.results import Place
+from capsnet.io import checkpoint
+from capsnet.train.config import Config
+from capsnet.train.presets import get_preset
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 ALL = 60_000
 SIZES = {"smoke": (100,), "hour": (100, 300, 1000, 3000, 10_000, ALL), "full": (100, 300, 1000, 3000, 10_000, ALL)}
+CLAIMED = (100, 400)  # images, MNIST and scans, for which the claim is tested
 SCANS = "drawn-scans"
 SCANS_TRAIN, SCANS_TEST, SCAN_SIDE = 400, 1000, 64
 
 
 class SmallData(Experiment):
     name = "small-data"
-    title = "Small data: test error against the number of training images"
+    title = "Small data"
     question = (
         "Does a capsule network need less data than a CNN of similar size? Both are trained on the same images, "
-        "equally many of each class, for as many steps as each other: MNIST from 10 images a class to all 60,000, and "
-        "400 drawn scans of 64×64 in two classes (with a round lesion, and without), read from a folder."
+        "balanced over the classes, for the same number of steps: MNIST from 10 images per class to all 60,000, and "
+        "400 synthetic scans of 64×64 pixels in two classes (with and without a round lesion), read from a folder."
     )
 
     def __init__(self) -> None:
@@ -59,22 +62,24 @@ class SmallData(Experiment):
         return [*rows, *scan_rows(self.scans, budget, seed)]
 
     def pictures(self, records: Sequence[Record]) -> dict[str, Figure]:
-        from capsnet import figures
-        from capsnet.figures import Line, Panel
+        from capsnet.report import figures
+        from capsnet.report.figures import Line, Panel
 
-        digits = [group for group in by_method(records) if group[0]["shown"]["data"] == "MNIST"]
+        digits = [group for group in by_method(records) if group[0].shown["data"] == "MNIST"]
         drawn = []
-        for name, colour in zip(dict.fromkeys(g[0]["shown"]["network"] for g in digits), figures.PALETTE, strict=False):
-            own = [g for g in digits if g[0]["shown"]["network"] == name]
-            x = [g[0]["made"]["training_images"] for g in own]
+        for name, colour in zip(dict.fromkeys(g[0].shown["network"] for g in digits), figures.PALETTE, strict=False):
+            own = [g for g in digits if g[0].shown["network"] == name]
+            x = [g[0].made["training_images"] for g in own]
             drawn.append(Line(name, x, [average(g, "error_percent") for g in own], colour))
         ticks = sorted({int(x) for line in drawn for x in line.x})
         panel = Panel("MNIST", "training images", "test error, %", drawn, log_x=True, log_y=True, ticks=ticks)
-        note = "Both axes are logarithmic. With fewer images each of them is seen more often."
+        note = "Logarithmic axes. With fewer images, each is seen more often."
         return {"small-data": figures.lines(self.title, note, [panel], 260)}
 
     def captions(self) -> Mapping[str, str]:
-        return {"small-data": "The same images, equally many of each class, and the same number of steps for both."}
+        return {
+            "small-data": "Both networks see the same images, balanced over the classes, for the same number of steps."
+        }
 
     def findings(self, records: Sequence[Record]) -> list[str]:
         said = []
@@ -82,19 +87,24 @@ class SmallData(Experiment):
             a, b = pair.get("CapsNet"), pair.get("CNN of similar size")
             if a and b:
                 mine, theirs = average(a, "error_percent") or 0.0, average(b, "error_percent") or 0.0
-                better = "CapsNet" if mine < theirs else "the CNN" if theirs < mine else "neither"
-                said.append(
-                    f"{data}, {n:,} images: CapsNet {mine:.2f} %, CNN {theirs:.2f} %; the lower error has {better}"
-                    f"{too_close(a, b)}."
-                )
+                said.append(f"{data}, {n:,} images: CapsNet {mine:.2f} %, CNN {theirs:.2f} %{too_close(a, b)}.")
         return said
+
+    def claims(self, records: Sequence[Record], budget: str) -> list[Claim]:
+        claims = []
+        for (data, n), pair in compared(records).items():
+            a, b = pair.get("CapsNet"), pair.get("CNN of similar size")
+            if a and b and n in CLAIMED:
+                claim = f"{n:,} training images ({data}): CapsNet beats a CNN"
+                claims.append(lower(claim, "–", measured(a), measured(b)))
+        return claims
 
 
 def compared(records: Sequence[Record]) -> dict[tuple[str, int], dict[str, list[Record]]]:
-    """The records of both networks for each number of images."""
+    """The records of both networks by dataset and number of images."""
     found: dict[tuple[str, int], dict[str, list[Record]]] = {}
     for group in by_method(records):
-        shown, n = group[0]["shown"], group[0]["made"]["training_images"]
+        shown, n = group[0].shown, group[0].made["training_images"]
         found.setdefault((shown["data"], n), {})[shown["network"]] = group
     return found
 
@@ -103,7 +113,7 @@ def compared(records: Sequence[Record]) -> dict[tuple[str, int], dict[str, list[
 
 
 def digit_rows(n: int, budget: Budget, seed: int) -> list[Row]:
-    """Both networks on n digits; at `full` also the paper's baseline."""
+    """Both networks on n digits, and at `full` the paper's baseline."""
     capsules = scheduled(capsule_training(budget, 1, seed=seed), n, budget)
     if budget == "smoke":
         capsules = tiny(capsules, n, 25)
@@ -121,7 +131,7 @@ def digit_rows(n: int, budget: Budget, seed: int) -> list[Row]:
 
 
 def scheduled(config: Config, n: int, budget: Budget) -> Config:
-    """As many images in all for every size, so that few images are seen more often; two epochs at least."""
+    """The same number of images in total for every size, at least two epochs."""
     seen, least = (ALL, 2) if budget != "full" else (1_800_000, 30)
     limit = 0 if n == ALL else n
     return replace(config, train_limit=limit, batch_size=min(128, n // 4), epochs=max(least, seen // n))
@@ -130,10 +140,10 @@ def scheduled(config: Config, n: int, budget: Budget) -> Config:
 def less(budget: Budget, config: Config) -> tuple[str, ...]:
     if budget == "smoke":
         return ("a toy network and a few steps",)
-    return () if budget == "full" else (f"a compact network of {parameters(config.model):,} parameters",)
+    return () if budget == "full" else (f"{parameters(config.model):,} parameters",)
 
 
-# --- Drawn scans ---------------------------------------------------------------------------------------------
+# --- Synthetic scans ---------------------------------------------------------------------------------------------
 
 
 def scan_rows(folder: Path, budget: Budget, seed: int) -> list[Row]:
@@ -147,12 +157,12 @@ def scan_rows(folder: Path, budget: Budget, seed: int) -> list[Row]:
     rows = []
     for kind, (name, config) in configs.items():
         settings = tiny(config, 40, 20) if budget == "smoke" else config
-        rows.append(Row(f"scans-{kind}", settings, {"data": "drawn scans", "network": name}))
+        rows.append(Row(f"scans-{kind}", settings, {"data": "synthetic scans", "network": name}))
     return rows
 
 
 def write_scans(folder: Path) -> None:
-    """train/ and test/ with a subfolder for each class, drawn by a fixed seed; what is there already stays."""
+    """Write train/ and test/ with a subfolder per class, from a fixed seed; existing folders are kept."""
     for part, n, seed in (("train", SCANS_TRAIN, 1), ("test", SCANS_TEST, 2)):
         for label, name in enumerate(("healthy", "lesion")):
             place = folder / part / name
@@ -167,7 +177,7 @@ def write_scans(folder: Path) -> None:
 
 
 def draw_scan(random: np.random.Generator, lesion: bool, side: int = SCAN_SIDE) -> np.ndarray:
-    """A grey body on black with smooth texture and bright vessels; a lesion is a round bright spot.
+    """A grey body on black with smooth texture and bright vessels; a lesion is a bright round spot.
 
     uint8 (side, side).
     """
@@ -192,7 +202,7 @@ def texture(random: np.random.Generator, side: int) -> np.ndarray:
 
 
 def vessel(random: np.random.Generator, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """A bright bent line, as bright as a lesion and as thin as one is wide."""
+    """A bright curved line, as bright and as wide as a lesion."""
     turn, shift, bend = random.uniform(0, np.pi), random.uniform(-0.25, 0.25), random.uniform(-1, 1)
     along, off = x * np.cos(turn) + y * np.sin(turn), y * np.cos(turn) - x * np.sin(turn)
     return random.uniform(0.15, 0.35) * np.exp(-(((off - shift - bend * along**2) / 0.02) ** 2))

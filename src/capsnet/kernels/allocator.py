@@ -5,10 +5,9 @@ tensor above 32 MB afresh and unmaps it when it is freed, and the kernel clears 
 one, 4 kB at a time, at every step. Three settings stop that: no mapping (M_MMAP_MAX = 0, and the threshold
 raised in case that is overridden), and no trimming of the heap's end (M_TRIM_THRESHOLD).
 
-It is the whole process that changes, so only the command line calls this, an import never does: a host that
-embeds the library keeps the allocator it chose, and can get the same from the environment with
-MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=2147483647. Huge pages cannot be had from a running process where the
-kernel offers them only on request (`madvise`): start it with GLIBC_TUNABLES=glibc.malloc.hugetlb=1.
+This changes the whole process, so only the command line calls it; importing the package never does. A program that
+embeds the library can get the same from the environment with MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=2147483647. If
+the kernel offers huge pages on request only (`madvise`), start the process with GLIBC_TUNABLES=glibc.malloc.hugetlb=1.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ LARGEST = 2**31 - 1  # mallopt takes an int
 
 
 def keep_memory() -> bool:
-    """Tell glibc to keep what is freed; whether it took effect. Does nothing where there is no glibc."""
+    """Tell glibc to keep freed memory, and return whether it took effect. Does nothing without glibc."""
     if not sys.platform.startswith("linux"):
         return False
     try:

@@ -2,7 +2,7 @@
 
 In one dimension, a correlation of `taps` taps that gives `outputs` outputs reads n = taps + outputs − 1
 inputs and needs n products: evaluate two polynomials at n points, multiply, interpolate, and transpose the
-whole (Toom and Cook's method, which Winograd turned round for filters). The choice of points is everything:
+whole (Toom and Cook's method, which Winograd turned round for filters). The choice of points decides cost and error:
 small integers need the fewest products and lose a digit; the n-th roots of unity (the DFT) lose nothing,
 but each complex pair costs three products where a real point costs one. We take 0, infinity, ±0.8, ±1.25 and
 for the rest pairs on the unit circle: all close enough to the circle that powers neither grow nor vanish.
@@ -15,9 +15,8 @@ for the rest pairs on the unit circle: all close enough to the circle that power
 | 0, ∞, ±1, ±2, ±1/2, ±i                              | 118      | 6.9e-6                  |
 | 0, ∞, ±0.4, ±0.74, ±1.36, ±2.5 (rough)              | 100      | 5e-5                    |
 
-Who asks for bfloat16 asks for speed at the price of a relative error of 1e-2. A processor without bfloat16
-arithmetic can trade as well: `rough` takes up to twelve real points, with which errors stay near 1e-4, and a quarter
-fewer products than `exact` for 10 × 10, all of them in float32.
+bfloat16 trades a relative error of 1e-2 for speed. A processor without bfloat16 arithmetic uses `rough` instead: up to
+twelve real points with errors near 1e-4 and, for 10 × 10, a quarter fewer products than `exact`, all in float32.
 
 With a stride s the image falls apart into s² phases, each convolved with every s-th tap, and the results are
 added. The phases share the points and A, so they are added before A is applied. A phase that is one tap

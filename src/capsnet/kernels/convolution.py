@@ -27,14 +27,12 @@ Large images are cut into tiles, which count as images. `best_tile` weighs all t
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from functools import lru_cache
 from math import inf, prod
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from capsnet.kernels.bilinear import (
@@ -48,11 +46,8 @@ from capsnet.kernels.bilinear import (
     phase_sizes,
 )
 from capsnet.kernels.once import differentiable_once
-from capsnet.kernels.switch import enabled
 
-SMALL = 2**15  # inputs of fewer numbers go to F.conv2d unexamined: the examination would take longer than it saves
 OPERATOR = 25e6 / 30  # what calling an operator costs, in multiply-adds: measured
-FEW_PLACES, MANY_TAPS, MANY_WEIGHTS = 150, 49, 2**20  # where one product over patches beats F.conv2d: measured
 
 # --- Images to phases and back ----------------------------------------------------------------------------
 
@@ -93,7 +88,7 @@ def to_output(Y: Tensor, bias: Tensor | None, tile: Pair, out: Pair, b: int) -> 
 
 
 def empty_output(like: Tensor, b: int, o: int, out: Pair) -> Tensor:
-    """Room for a result (b, o, h, w). It is no view of anything, so that a ReLU after it may work in place."""
+    """An empty result (b, o, h, w). It is not a view, so that a ReLU after it can work in place."""
     last = torch.channels_last
     return torch.empty((b, o, *out), dtype=torch.float32, device=like.device, memory_format=last)
 
@@ -220,9 +215,9 @@ differentiable_once(_conv_backward, "convolution")
 
 
 def _bilinear_cost(b: int, c: int, o: int, out: Pair, kernel: Pair, stride: int, tile: Pair) -> float:
-    """Time of the forward pass in multiply-adds of its products; what is not one was measured in this coin.
+    """Estimated time of the forward pass in units of one multiply-add; the other costs were measured in that unit.
 
-    It is that of the exact form: another precision is not worth another choice.
+    It is the time of the exact form; the other precisions use the same choice.
     """
     tiles, phases = (
         prod(-(-n // size) for n, size in zip(out, tile, strict=True)),
@@ -237,7 +232,7 @@ def _bilinear_cost(b: int, c: int, o: int, out: Pair, kernel: Pair, stride: int,
 
 
 def _plain_cost(b: int, c: int, o: int, out: Pair, kernel: Pair) -> float:
-    """The same for plain convolution, whose loops are tighter, unless the rows of its output are very short."""
+    """The same for plain convolution, whose loops are faster unless the rows of the output are very short."""
     return 0.6 * b * c * o * prod(out) * prod(kernel) * (1 + min(5, 12 / out[1] ** 2))
 
 
@@ -266,116 +261,9 @@ def best_tile(b: int, c: int, o: int, out: Pair, kernel: Pair, stride: int, trai
     return _best_tile(b, c, o, out, kernel, stride, training)
 
 
-# What torch.compiler.assume_constant_result does; calling it would import the compiler, a second, with the package.
-best_tile._dynamo_marked_constant = True  # type: ignore[attr-defined]
-
-
-def has_bf16() -> bool:
-    """Whether the processor multiplies bfloat16 in hardware, or is told to act as one by CAPSNET_EMULATE_BF16=1.
-
-    Emulated it is slow, but gives the numbers that a processor with bfloat16 gives.
-    """
-    if os.environ.get("CAPSNET_EMULATE_BF16") == "1":
-        return True
-    # PyTorch keeps these to itself, so they may be gone in another version: then bfloat16 is computed in float32
-    return any(getattr(torch.cpu, name, bool)() for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"))
-
-
-has_bf16._dynamo_marked_constant = True  # type: ignore[attr-defined]
-
-
-def wants_bf16(x: Tensor) -> bool:
-    autocast = torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") == torch.bfloat16
-    return autocast or x.dtype == torch.bfloat16
-
-
-def precision_for(x: Tensor) -> str:
-    """What is asked for by x or by autocast, as this processor does it best."""
-    if not wants_bf16(x):
-        return "exact"
-    return "bf16" if has_bf16() else "rough"
-
-
-def choose_tile(x: Tensor, size: tuple[int, ...], weight: Tensor, stride: int) -> Pair | None:
-    """The tile for a bilinear convolution of something of this size (b, c, h, w), or None for the plain one.
-
-    A program that is being exported gets the plain one: it may run where this package is not installed.
-    """
-    if not enabled() or x.dim() != 4 or torch.compiler.is_exporting():
-        return None
-    if size[0] * size[1] * size[2] * size[3] < SMALL or x.device.type != "cpu":
-        return None
-    if x.dtype not in (torch.float32, torch.bfloat16) or weight.dtype not in (torch.float32, x.dtype):
-        return None
-    (b, c, *_), (o, channels, *kernel) = size, weight.shape
-    if c != channels or size[2] < kernel[0] or size[3] < kernel[1]:
-        return None  # F.conv2d words the error
-    out = out_size(size, weight.shape, stride)
-    training = torch.is_grad_enabled() and weight.requires_grad
-    # sizes are symbols while a graph is traced; what a range is made of is made known: a graph for each size
-    b, c, o, *sides = (range(n).stop for n in (b, c, o, *out, *kernel))
-    return best_tile(b, c, o, (sides[0], sides[1]), (sides[2], sides[3]), stride, training)
-
-
-def _plain(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, groups: int = 1) -> Tensor:
-    options: dict[str, int] = {"stride": stride, "groups": groups}
-    if not enabled() or x.device.type != "cpu" or x.dtype == torch.float64 or not wants_bf16(x):
-        return F.conv2d(x, weight, bias, **options)
-    if has_bf16():
-        if x.dim() == 4:  # bfloat16's own convolutions want channels last; what comes after one is so already
-            x = x.contiguous(memory_format=torch.channels_last)
-        return F.conv2d(x, weight, bias, **options).to(x.dtype)
-    with torch.autocast("cpu", enabled=False):
-        return F.conv2d(x.float(), weight.float(), None if bias is None else bias.float(), **options).to(x.dtype)
-
-
-def patches_pay(x: Tensor, weight: Tensor, stride: int) -> bool:
-    """Whether `_patches` is faster: few results from large kernels, as for a single image, and no gradient wanted.
-
-    With fewer places than output channels the weights are most of what is read. F.conv2d first rearranges them; a
-    matrix product takes them as they lie, if they lie in order.
-    """
-    if not enabled() or x.device.type != "cpu" or torch.compiler.is_exporting() or precision_for(x) == "bf16":
-        return False
-    if x.dim() != 4 or not x.dtype == weight.dtype == torch.float32 or x.shape[1] != weight.shape[1]:
-        return False
-    if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
-        return False
-    out, kernel = out_size(x.shape, weight.shape, stride), weight.shape[2:]
-    few = min(out) > 0 and 0 < len(x) * prod(out) <= min(FEW_PLACES, len(weight))
-    return few and prod(kernel) >= MANY_TAPS and weight.numel() >= MANY_WEIGHTS and weight.is_contiguous()
-
-
-def _patches(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int) -> Tensor:
-    """Convolution as one product, (places × taps)·(taps × o): every place's patch of the image beside the others."""
-    patches = x.unfold(2, weight.shape[2], stride).unfold(3, weight.shape[3], stride).permute(0, 2, 3, 1, 4, 5)
-    rows, taps = patches.flatten(3).flatten(0, 2), weight.flatten(1).T
-    with torch.autocast("cpu", enabled=False):
-        y = rows @ taps if bias is None else torch.addmm(bias, rows, taps)
-    return y.unflatten(0, patches.shape[:3]).permute(0, 3, 1, 2)
-
-
-def conv2d(x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: int = 1, groups: int = 1) -> Tensor:
-    """F.conv2d without padding, by the fastest of three ways: (b, c, h, w), (o, c, kh, kw) → (b, o, h', w').
-
-    With `groups` the weight is (o, c / groups, kh, kw), and F.conv2d answers.
-
-    The bilinear form is taken on CPUs, for float32 and bfloat16, where `best_tile` reckons from the multiply-adds
-    and the traffic of both that it is faster. Where it is not, a product over patches answers for single images under
-    large kernels (`patches_pay`), and F.conv2d for all else. `torch.compile` makes a program for each batch size.
-    Its result is channels last in memory, and can be differentiated once (for more use `kernels.plain()`).
-
-    bfloat16, asked for by x or by autocast, is used for the operands of transforms and products where the
-    processor has it, and the result keeps the dtype of x: float32 under autocast, since the last stage adds
-    up in float32 anyhow and squash and routing want it. Emulated it would be four times slower: without hardware
-    all is computed in float32, by a form with fewer products and errors near 1e-4, where bfloat16's are near 1e-2.
-    """
-    if groups > 1:  # smaller products than the other ways are made for
-        return _plain(x, weight, bias, stride, groups)
-    tile = choose_tile(x, x.shape, weight, stride)
-    if tile is None:
-        return (_patches if patches_pay(x, weight, stride) else _plain)(x, weight, bias, stride)
+def bilinear_conv2d(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, tile: Pair, precision: str) -> Tensor:
+    """The convolution in the bilinear form, cut into tiles of outputs. It can be differentiated once."""
     keep = torch.is_grad_enabled() and weight.requires_grad
     tensors = [t if t is None else t.float() for t in (x, weight, bias)]
-    y, _ = _conv(*tensors, stride, list(tile), precision_for(x), keep)
+    y, _ = _conv(*tensors, stride, list(tile), precision, keep)
     return y.to(x.dtype)

@@ -33,12 +33,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from capsnet.functional import EPS, squash
 from capsnet.kernels.once import differentiable_once
 from capsnet.kernels.routing_torch import OwnVotes, SharedVotes
+from capsnet.nn.functional import EPS, squash
 
-FEWEST = 8  # examples; the fused loops take sixteen at a time, and win when half of those are there
-TOO_LARGE = 1 << 30  # bytes of votes; the plain form holds several times as much
+FEWEST = 8  # examples; the fused loops take sixteen at a time and win from half of that on
 MANY_UPPER = 24  # measured: at 10 upper capsules the fused loops are 3 times faster, at 50 SharedVotes is
 
 
@@ -57,23 +56,6 @@ class Votes(Protocol):
         """g_u (b, i, p) and g_W (n, j, q, p), of everything pulled so far."""
 
 
-def worth_it(u: Tensor, W: Tensor) -> bool:
-    """Whether `dynamic_routing` beats the plain einsum: when û is large, and the batch is if no W is shared.
-
-    Below that the rearranging costs more than it saves, above it all depends on memory; the sizes are measured, on a
-    CPU. Other devices have the bandwidth to take the plain form, until the votes are too large to hold. An exported
-    program takes it too: it may run where this package is not installed.
-    """
-    if torch.compiler.is_exporting():
-        return False
-    b, i, (n, j, q, _) = u.shape[0], u.shape[1], W.shape
-    votes = b * i * j * q
-    too_large = votes * u.element_size() > TOO_LARGE
-    if too_large or u.device.type != "cpu":
-        return too_large
-    return votes >= 180_000 if n < i else votes >= 400_000 and b >= FEWEST
-
-
 def choose(u: Tensor, W: Tensor, leaky: bool) -> Votes:
     """The way to compute that suits shape and device.
 
@@ -90,7 +72,7 @@ def choose(u: Tensor, W: Tensor, leaky: bool) -> Votes:
 
 @cache
 def _fused() -> type[Votes] | None:
-    """The compiled loops, or None where Numba is not installed, or cannot compile them here, which is said once."""
+    """The compiled loops; None if Numba is not installed or cannot compile them, which is reported once."""
     try:
         from capsnet.kernels.routing_numba import FusedVotes
 
@@ -205,3 +187,55 @@ def _gradients(ctx, g_v, g_every_s):  # type: ignore[no-untyped-def]
 
 _forward.register_autograd(_gradients, setup_context=_keep)
 differentiable_once(_backward, "routing")
+
+
+# --- One softmax over agreements with given V: self-attention and inverted attention are made of it ---------------
+
+
+def attend(u: Tensor, W: Tensor, V: Tensor) -> Tensor:
+    """s_j = Σ_i softmax_j(û_{j|i}·V_j) û_{j|i}: u (b, i, p), W (n, j, q, p), V (b, j, q) → (b, j, q).
+
+    This is one iteration of the above, with V as an input of its own. It can be differentiated once.
+
+    >>> attend(torch.randn(2, 6, 8), torch.randn(6, 10, 16, 8), torch.randn(2, 10, 16)).shape
+    torch.Size([2, 10, 16])
+    """
+    return _attend(u, W, V)
+
+
+@torch.library.custom_op("capsnet::attend", mutates_args=())
+def _attend(u: Tensor, W: Tensor, V: Tensor) -> Tensor:
+    with torch.autocast(u.device.type, enabled=False):
+        return choose(u, W, False).route(V.contiguous()).contiguous()
+
+
+@torch.library.custom_op("capsnet::attend_backward", mutates_args=())
+def _attend_backward(g_s: Tensor, u: Tensor, W: Tensor, V: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """g_u, g_W and g_V."""
+    with torch.autocast(u.device.type, enabled=False):
+        votes = choose(u, W, False)
+        g_V = votes.pull(V.contiguous(), g_s.contiguous(), True)
+        assert g_V is not None
+        return *votes.gradients(), g_V.contiguous()
+
+
+@_attend.register_fake
+def _(u: Tensor, W: Tensor, V: Tensor) -> Tensor:
+    return torch.empty_like(V, memory_format=torch.contiguous_format)
+
+
+@_attend_backward.register_fake
+def _(g_s: Tensor, u: Tensor, W: Tensor, V: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return u.new_empty(u.shape), W.new_empty(W.shape), V.new_empty(V.shape)
+
+
+def _keep_attend(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
+    ctx.save_for_backward(*inputs)
+
+
+def _attend_gradients(ctx, g_s):  # type: ignore[no-untyped-def]
+    return _attend_backward(g_s, *ctx.saved_tensors)
+
+
+_attend.register_autograd(_attend_gradients, setup_context=_keep_attend)
+differentiable_once(_attend_backward, "routing")

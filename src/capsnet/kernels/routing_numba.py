@@ -2,7 +2,7 @@
 
 Sixteen examples are routed at a time, one in each lane of a vector, so the loops below read as if for a single
 example: agreement, softmax and sums go lane by lane, and nothing is added across lanes but g_W. Layouts:
-u (tile, i, p, lane); V, s and g_s (tile, j, q, lane); W as it is. For one lower capsule and one tile the votes are
+u (tile, i, p, lane); V, s and g_s (tile, j, q, lane); W unchanged. For one lower capsule and one tile the votes are
 j · q vectors, formed from W where they are needed and gone before they leave the first-level cache; forming them
 again costs less than fetching them.
 

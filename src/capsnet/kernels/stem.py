@@ -16,23 +16,13 @@ import torch
 from torch import Tensor
 from torch.nn.grad import conv2d_input
 
-from capsnet.kernels.bilinear import (
-    PRECISIONS,
-    Algorithm,
-    Pair,
-    Phase,
-    multiply,
-    multiply_backward,
-    phase_sizes,
-)
+from capsnet.kernels.bilinear import PRECISIONS, Algorithm, Pair, Phase, multiply, multiply_backward, phase_sizes
 from capsnet.kernels.convolution import (
-    choose_tile,
     empty_output,
     from_output,
     if_wanted,
     out_size,
     plan_for,
-    precision_for,
     to_output,
     window,
 )
@@ -184,29 +174,21 @@ _stem.register_autograd(_stem_gradients, setup_context=_stem_save)
 differentiable_once(_stem_backward, "convolution")
 
 
-def stem_pays(x: Tensor, weight1: Tensor, weight2: Tensor, stride1: int = 1, stride2: int = 2) -> bool:
-    """Whether `stem_conv2d` is the fastest way: where conv1 is best plain, and conv2 bilinear in one tile."""
-    size = (*x.shape[:1], len(weight1), *out_size(x.shape, weight1.shape, stride1))
-    tile = choose_tile(x, size, weight2, stride2)
-    if tile is None or tile != out_size(size, weight2.shape, stride2):
-        return False
-    return x.shape[1] == weight1.shape[1] and choose_tile(x, x.shape, weight1, stride1) is None
-
-
-def stem_conv2d(
+def fused_stem(
     x: Tensor,
     weight1: Tensor,
     bias1: Tensor | None,
     weight2: Tensor,
     bias2: Tensor | None,
-    stride1: int = 1,
-    stride2: int = 2,
+    stride1: int,
+    stride2: int,
+    precision: str,
 ) -> Tensor:
     """conv2(relu(conv1(x))), with conv1 writing its result where and how conv2's transform reads it.
 
-    For the shapes and dtypes of which `stem_pays` is true; it can be differentiated once.
+    For shapes and dtypes for which `dispatch.stem_pays` holds. It can be differentiated once.
     """
     tensors = [t if t is None else t.float() for t in (x, weight1, bias1, weight2, bias2)]
     keep = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
-    y, *_ = _stem(*tensors, [stride1, stride2], precision_for(x), keep)
+    y, *_ = _stem(*tensors, [stride1, stride2], precision, keep)
     return y.to(x.dtype)

@@ -6,30 +6,13 @@ own would have to share the cores with them, and on a busy machine everything th
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
 
-_TEAM_MEMBER = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-
-
-@cache
-def _openmp() -> Any:
-    """What starts a team of PyTorch's OpenMP threads, or None where PyTorch is built otherwise.
-
-    Asked of PyTorch's library, the name leads to the very OpenMP runtime that it was linked with.
-    """
-    try:
-        start = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so")).GOMP_parallel
-    except (OSError, AttributeError):
-        return None
-    start.argtypes, start.restype = [_TEAM_MEMBER, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint], None
-    return start
+from capsnet.kernels.dispatch import TEAM_MEMBER, openmp_parallel
 
 
 def run(job: Callable[..., None], jobs: list[tuple[Any, ...]]) -> None:
@@ -47,11 +30,11 @@ def run(job: Callable[..., None], jobs: list[tuple[Any, ...]]) -> None:
         except BaseException as failure:  # an exception must not unwind through OpenMP
             failures.append(failure)
 
-    threads, start = min(torch.get_num_threads(), len(jobs)), _openmp()
+    threads, start = min(torch.get_num_threads(), len(jobs)), openmp_parallel()
     if threads == 1:
         work()
     elif start is not None:
-        start(_TEAM_MEMBER(work), None, threads, 0)
+        start(TEAM_MEMBER(work), None, threads, 0)
     else:
         with ThreadPoolExecutor(threads) as pool:
             list(pool.map(work, range(threads)))

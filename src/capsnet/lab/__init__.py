@@ -1,1 +1,1 @@
-"""The Lab: a page on which one draws a digit and watches a capsule network think."""
+"""The Lab: an interactive page that shows how a capsule network classifies a drawing."""

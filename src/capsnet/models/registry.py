@@ -1,18 +1,92 @@
-"""From a config to a network."""
+"""Models by name: from a config to a network, and configs as JSON and back."""
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
+from typing import Any, TypeVar
+
 import torch
 
-from capsnet.config import CapsNetConfig, ModelConfig
-from capsnet.models.baseline import CNN
-from capsnet.models.capsnet import CapsNet
+from capsnet.models.base import Model
+from capsnet.models.config import ModelConfig
+from capsnet.records import from_json
+from capsnet.registry import Registry, owned
+from capsnet.routing.base import options_for
+from capsnet.routing.options import RoutingOptions
 
-Model = CapsNet | CNN
+MODELS: Registry[type[Model]] = Registry(
+    "model",
+    "capsnet.models",
+    {
+        "capsnet": "capsnet.models.capsnet",
+        "cnn": "capsnet.models.cnn",
+        "branched": "capsnet.models.branched",
+        "efficient": "capsnet.models.efficient",
+    },
+)
+Class = TypeVar("Class", bound=type[Model])
+
+
+def register(name: str) -> Callable[[Class], Class]:
+    """Class decorator: register a model under a name that configs and checkpoints refer to."""
+
+    def add(model: Class) -> Class:
+        model.Config = owned(model.Config, model, "kind", name)
+        MODELS.register(name)(model)
+        return model
+
+    return add
 
 
 def build(config: ModelConfig, *, device: torch.device | None = None, dtype: torch.dtype | None = None) -> Model:
     """The network that a config describes, with fresh weights."""
-    if isinstance(config, CapsNetConfig):
-        return CapsNet(config, device=device, dtype=dtype)
-    return CNN(config, device=device, dtype=dtype)
+    make: Any = MODELS.get(config.kind)
+    return make(config, device=device, dtype=dtype)
+
+
+def parameters(config: ModelConfig) -> int:
+    """Number of parameters of a network, without memory for them."""
+    return sum(p.numel() for p in build(config, device=torch.device("meta")).parameters())
+
+
+def model_to_dict(config: ModelConfig) -> dict[str, Any]:
+    """A model's config as JSON types, with its kind and its routing's algorithm by name."""
+    record: dict[str, Any] = {"kind": config.kind}
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        is_routing = isinstance(value, RoutingOptions)
+        record[field.name] = {"algorithm": value.algorithm, **dataclasses.asdict(value)} if is_routing else value
+    return record
+
+
+def model_from_dict(record: dict[str, Any]) -> ModelConfig:
+    """A model's config back from JSON; records of format 1 are upgraded."""
+    parts = upgrade(record)
+    config = MODELS.get(str(parts.pop("kind", ""))).Config
+    if isinstance(routing := parts.get("routing"), dict):
+        options = dict(routing)
+        parts["routing"] = from_json(type(options_for(str(options.pop("algorithm", "")))), options)
+    return from_json(config, parts)
+
+
+def upgrade(record: dict[str, Any]) -> dict[str, Any]:
+    """A record of format 1, which had the options of dynamic routing and branches among a capsule network's fields."""
+    parts = {"kind": "capsnet", **record}
+    if parts["kind"] != "capsnet" or isinstance(parts.get("routing"), dict):
+        return parts
+    old = {"iterations": "iterations", "leaky": "leaky", "routing_bias": "bias", "detach": "detach"}
+    options = {new: parts.pop(name) for name, new in old.items() if name in parts}
+    branches, trunk = parts.pop("branches", 1), parts.pop("trunk", 0)
+    if branches != 1:
+        parts |= {"kind": "branched", "branches": branches, "trunk": trunk}
+    return parts | {"routing": {"algorithm": parts.get("routing", "dynamic"), **options}}
+
+
+def plugins_of(config: ModelConfig) -> list[tuple[Registry[Any], str]]:
+    """What a model takes from registries, so that a checkpoint can record the plugins that it needs."""
+    from capsnet.routing.base import ROUTINGS
+
+    values = (getattr(config, field.name) for field in dataclasses.fields(config))
+    routings = [(ROUTINGS, value.algorithm) for value in values if isinstance(value, RoutingOptions)]
+    return [(MODELS, config.kind), *routings]

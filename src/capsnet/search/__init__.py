@@ -1,8 +1,10 @@
-"""Hyper-parameter search on Optuna, and the ablation of single choices: `capsnet search`.
+"""Hyper-parameter search with Optuna (`capsnet search`) and ablation (`capsnet ablate`).
 
-space.py     what is searched: fields of the config, each with its choices or its range
-study.py     one trial is one training, judged on validation images
-storage.py   where trials are kept for all workers, and what goes wrong with that
-report.py    what came out: importance, error against time, the command that trains the best
-ablation.py  one choice at a time against a base, over seeds (needs no Optuna)
+space.py     what is searched: config fields, each with choices or a range
+base.py      the config that searches and ablations start from
+study.py     trials: trainings judged on validation images
+storage.py   where trials are stored for all workers
+workers.py   the processes that run trials
+report.py    results: importance, error against time, the command that trains the best
+ablation.py  one change at a time against a base, over seeds (needs no Optuna)
 """

@@ -1,11 +1,9 @@
-"""Ablation: one choice at a time against a base, over several seeds, on validation images.
+"""Ablation: change one thing at a time against a base, over several seeds, judged on validation images.
 
-The suspects are what the authors' code does and the paper does not say, any of which may be why others report more
-errors than the paper's 0.25 %, and a few choices of others; one's own are written as `lr=0.002` or, several at once,
-`stem=deep+epochs=5`. `together` is the base with those of the authors at once
-(and `init+bias` with those two, where no others of theirs were asked for). A difference is taken seed by seed,
-for the same seed means the same images held back and the same order of batches; its 95 % interval is Student's over the
-seeds. Killed at any moment, the same command goes on; one that names more suspects or seeds trains only what is new.
+The named variants are mostly what the authors' code does and the paper does not mention; `together` is the base with
+all requested ones of the authors' code. Differences are paired by seed, because the same seed means the same split
+and the same batches; their 95 % interval is Student's over the seeds. An interrupted ablation resumes with the same
+command; a command with more variants or seeds trains only what is new.
 """
 
 from __future__ import annotations
@@ -15,269 +13,243 @@ import re
 import shutil
 import statistics
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
-from capsnet import checkpoint, runs, training
-from capsnet.config import CapsNetConfig, Config, from_dict
 from capsnet.errors import UserError, unknown
-from capsnet.evaluation import mean_and_std
-from capsnet.experiments import results as kept
-from capsnet.experiments.conduct import Show, is_done, move_away, same_training, save_picture
-from capsnet.experiments.plan import Row, Table
-from capsnet.search.space import (
-    FAILURES,
-    check_judge,
-    check_name,
-    ingredients,
-    read_values,
-    train_flags,
-    with_values,
-    written,
-)
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from capsnet.evaluate import mean_and_std
+from capsnet.experiments.core import results as kept
+from capsnet.experiments.core.conduct import Show, is_done, move_away, same_training, save_picture
+from capsnet.experiments.core.plan import Record, Row, Table
+from capsnet.io import checkpoint
+from capsnet.search.base import FAILURES, check_base, check_name, ingredients, reason
+from capsnet.search.space import read_values, train_flags, value_of, with_values, written
+from capsnet.train import loop, runs
+from capsnet.train.config import Config
+from capsnet.train.records import from_dict
 
 RESULTS, RUNS = Path("results/ablation"), Path("runs/ablation")
-BASE, TOGETHER = "base", "together"
-
-
-class Suspect(NamedTuple):
-    """A choice that may matter."""
-
-    what: str | Callable[[Config], str]
-    values: Mapping[str, Any] | Callable[[Config], Mapping[str, Any]]
-    authors: bool = False  # whether the authors' code has it
-
-    def change(self, config: Config) -> Config:
-        return with_values(config, self.values(config) if callable(self.values) else self.values)
-
-
-SUSPECTS = {
-    "reconstruction": Suspect(
-        "reconstruction weighs twenty times as much",
-        lambda c: {"loss.reconstruction": 20 * c.loss.reconstruction},
-    ),
-    "half-mean": Suspect(
-        "half the margin loss's mean over the classes instead of its sum, as in the authors' code: beside it the "
-        "reconstruction weighs twenty times as much",
-        {"loss.margin_reduction": "half-mean"}, True,
-    ),
-    "primary-factor": Suspect("primary capsules × 1/types before the squash", {"model.primary_factor": True}, True),
-    "init": Suspect("the authors' initial weights and biases", {"model.init": "official"}, True),
-    "bias": Suspect("a learnt bias in the routing", {"model.routing_bias": True}, True),
-    "constant": Suspect("constant learning rate", {"schedule": "constant"}),
-    "exponential": Suspect("learning rate × 0.96 every 2,000 steps", {"schedule": "exponential"}, True),
-    "one-cycle": Suspect("learning rate up, then down to almost nothing", {"schedule": "one-cycle"}),
-    "detach": Suspect("gradient through the last iteration only", {"model.detach": True}),
-    "one-iteration": Suspect("one routing iteration", {"model.iterations": 1}),
-    "leaky": Suspect("leaky routing", {"model.leaky": True}),
-    "batch-norm": Suspect("batch normalisation in the stem", {"model.stem_norm": True}),
-    "shift": Suspect(
-        lambda c: "no shifts" if c.augment.shift else "shifts of up to 2 pixels",
-        lambda c: {"augment.shift": 0 if c.augment.shift else 2},
-    ),
-    "bf16": Suspect("large products in bfloat16, or rougher where the processor has none", {"precision": "bf16"}),
-    "no-decoder": Suspect("no decoder, no reconstruction", {"model.decoder": (), "loss.reconstruction": 0.0}),
-}  # fmt: skip
-LONGEST = 200  # characters of a choice: it names a folder
+BASE, TOGETHER, ALL = "base", "together", "all"
+VARIANTS = {  # name: what it changes, and what that means
+    "reconstruction": ("loss.reconstruction=0.01", "reconstruction weighs twenty times as much as in the paper"),
+    "half-mean": ("loss.margin_reduction=half-mean", "half the mean of the margin loss over the classes, not its sum"),
+    "primary-factor": ("model.primary_factor=true", "primary capsules × 1/types before the squash"),
+    "init": ("model.init=official", "the authors' initial weights and biases"),
+    "bias": ("model.routing.bias=true", "a learnt bias in the routing"),
+    "constant": ("schedule=constant", "constant learning rate"),
+    "exponential": ("schedule=exponential", "learning rate × 0.96 every 2,000 steps"),
+    "one-cycle": ("schedule=one-cycle", "one-cycle learning rate"),
+    "detach": ("model.routing.detach=true", "gradient through the last iteration only"),
+    "one-iteration": ("model.routing.iterations=1", "one routing iteration"),
+    "leaky": ("model.routing.leaky=true", "leaky routing"),
+    "batch-norm": ("model.stem_norm=true", "batch normalisation in the stem"),
+    "shift": ("augment.shift=0", "no shifts"),
+    "bf16": ("precision=bf16", "large products in bfloat16, or rougher on processors without it"),
+    "no-decoder": ("model.decoder=none+loss.reconstruction=0", "no decoder, no reconstruction"),
+}
+AUTHORS = ("half-mean", "primary-factor", "init", "bias", "exponential")  # those of the authors' code
+LONGEST = 200  # characters of a variant's name, which names a folder
 # Student's t at 97.5 % for 1 to 9 degrees of freedom
 STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is trained: a base, the suspects and the seeds."""
+    """What is trained: a base, its variants (by name, or as FIELD=VALUE+FIELD=VALUE) and the seeds."""
 
     name: str
     base: Config
-    suspects: tuple[str, ...]
+    variants: tuple[str, ...]
     seeds: int = 3
 
     def __post_init__(self) -> None:
-        if not isinstance(self.base.model, CapsNetConfig):
-            raise UserError("the choices of --ablate are a capsule network's: choose a --preset that has one.")
-        check_name(self.name)
+        check_name(self.name, "--name")
         if self.seeds < 1:
-            raise UserError(f"--seeds is how often each choice is trained, at least 1, and is {self.seeds}.")
+            raise UserError(f"--seeds is the number of trainings per variant, at least 1, got {self.seeds}.")
         for k in range(self.seeds):
-            check_judge(replace(self.base, seed=self.base.seed + k))
+            check_base(replace(self.base, seed=self.base.seed + k))
 
     def configs(self) -> dict[str, Config]:
-        """The base, each suspect that changes it, and all of the authors' together."""
-        alone = {name: changed(name, self.base) for name in self.suspects}
-        authors = [name for name, suspect in SUSPECTS.items() if suspect.authors]
-        theirs = [name for name in authors if name in self.suspects]
-        together = self.base
-        for name in theirs:
-            together = SUSPECTS[name].change(together)
+        """The base, each variant that changes it in a way of its own, and those of the authors' code together."""
+        authors = [name for name in AUTHORS if name in self.variants]
+        together = TOGETHER if len(authors) == len(AUTHORS) else "+".join(authors)
+        wanted = {name: [name] for name in self.variants} | ({together: authors} if authors else {})
         made = {BASE: self.base}
-        for name, config in alone.items():
+        for name, parts in wanted.items():
+            config = self.base
+            for part in parts:
+                config = with_values(config, values_of(part, self.base))
             if config not in made.values():
                 made[name] = config
-        called = TOGETHER if theirs == authors else "+".join(theirs)
-        return made if together in made.values() else made | {called: together}
-
-    def idle(self) -> list[str]:
-        """The suspects that the base, or one before them, has already."""
-        return [name for name in self.suspects if name not in self.configs()]
+        return made
 
     def rows(self) -> list[Row]:
-        """Every training; the first seed's whole table comes first."""
+        """Every training, one seed after another."""
         made = self.configs()
         return [Row(name, replace(c, seed=self.base.seed + k)) for k in range(self.seeds) for name, c in made.items()]
 
 
-def changed(name: str, base: Config) -> Config:
-    """The base with a suspect, or with a choice of one's own: `lr=0.002`, `stem=deep+epochs=5`."""
-    return with_values(base, read_values(name, base)) if "=" in name else SUSPECTS[name].change(base)
+def values_of(name: str, base: Config) -> dict[str, Any]:
+    """What a variant changes, by full field names."""
+    return read_values(VARIANTS[name][0] if name in VARIANTS else name, base)
 
 
 def chosen(words: Iterable[str], base: Config) -> tuple[str, ...]:
-    """Suspects by name, `suspects` for all of them, and choices of one's own: each spelt in one way, and once."""
+    """Variants from command-line words, each spelt in one way and listed once."""
     found: dict[str, None] = {}
     for word in re.sub(r"\s*([+=])\s*", r"\1", " ".join(words)).split():  # lr = 0.002 + epochs=5 is one
         if "=" in word:
-            values = read_values(word, base)
+            values = values_of(word, base)
             name = "+".join(f"{field}={written(value).removesuffix('.0')}" for field, value in values.items())
             if len(name) > LONGEST:
-                raise UserError(f"a choice has {LONGEST} letters at most: give what all trainings share as flags.")
+                raise UserError(f"a variant has at most {LONGEST} characters: set what all trainings share with flags.")
             found[name] = None
-        elif word in (*SUSPECTS, "suspects"):
-            found |= dict.fromkeys(SUSPECTS if word == "suspects" else [word])
+        elif word in (*VARIANTS, ALL):
+            found |= dict.fromkeys(VARIANTS if word == ALL else [word])
         else:
-            raise unknown("suspect", word, [*SUSPECTS, "suspects", "FIELD=VALUE"])
+            raise unknown("variant", word, [*VARIANTS, ALL, "FIELD=VALUE"])
+    if not found:
+        raise UserError(f"name at least one variant: FIELD=VALUE such as lr=0.003, {', '.join(VARIANTS)}, or {ALL}.")
     return tuple(found)
 
 
-class Incomplete(UserError):
-    """Some choices cannot be trained, or not with every seed; what can be is in `results`."""
-
-    def __init__(self, results: kept.Results, failed: Sequence[tuple[Row, str]], seeds: int) -> None:
-        each = []
-        for name, why in {row.method: why for row, why in failed}.items():
-            which = [str(row.seed) for row, _ in failed if row.method == name]
-            only = f" with seed {', '.join(which)}" if len(which) < seeds else ""
-            each.append(f"{name} cannot be{only}: {why.rstrip('.')}")
-        super().__init__(f"the others are trained and in {results.path}, but {'; '.join(each)}.")
-        self.results = results
+# --- Training --------------------------------------------------------------------------------------------------
 
 
-def conduct(plan: Plan, show: Show | None = None, results: Path = RESULTS, trainings: Path = RUNS) -> kept.Results:
-    """Train what is left of an ablation and return all its records."""
+@dataclass(frozen=True)
+class Conducted:
+    """The results of an ablation, and why trainings failed, by name."""
+
+    results: kept.Results
+    failed: Mapping[str, str]
+
+
+def conduct(plan: Plan, show: Show | None = None, results: Path = RESULTS, trainings: Path = RUNS) -> Conducted:
+    """Train what an ablation still lacks and return all its records."""
+    show, rests_on = show or Show(), ingredients(plan.base)
     with alone(plan.name, trainings / plan.name):
-        return conduct_alone(plan, show or Show(), results, trainings)
+        found, moved = kept.opened(results / f"{plan.name}.json", "ablation", plan.base.preset)
+        if moved:
+            show.set_aside(moved)
+        rows = plan.rows()
+        left = [row for row in rows if not is_done(found.find(row.name), row)]
+        if other := next((row.name for row in left if found.find(row.name)), None):
+            raise UserError(f"{found.path} has {other} with other settings than these: choose another --name.")
+        if any(record.more.get(part, there) != there for record in found.rows for part, there in rests_on.items()):
+            raise UserError(
+                f"{found.path} was trained before the images, or the model given as --init or --teacher, changed: "
+                f"choose another --name."
+            )
+        show.planned(rows, left, None)
+        failed = train_all(left, trainings / plan.name, found, rests_on, show)
+    names = {row.name for row in rows}
+    return Conducted(replace(found, rows=[record for record in found.rows if record.name in names]), failed)
 
 
 @contextmanager
 def alone(name: str, folder: Path) -> Iterator[None]:
-    """Hold the ablation of a name: a second one would overwrite what the first one writes."""
+    """Hold the lock of an ablation, and leave no empty folder behind."""
     folder.mkdir(parents=True, exist_ok=True)
     try:
         lock = runs.Lock(folder)
     except runs.Taken:
-        raise UserError(
-            f"the ablation '{name}' is under way: wait until it ends, or choose another name with --study."
-        ) from None
+        raise UserError(f"the ablation '{name}' is running already: wait for it, or use another --name.") from None
     try:
         yield
     finally:
+        if [path.name for path in folder.iterdir()] == [runs.LOCK_FILE]:
+            shutil.rmtree(folder)
+            with suppress(OSError):  # other ablations are in it
+                folder.parent.rmdir()
         lock.release()
 
 
-def conduct_alone(plan: Plan, show: Show, results: Path, trainings: Path) -> kept.Results:
-    found, moved = kept.opened(results / f"{plan.name}.json", "ablation", plan.base.preset)
-    if moved:
-        show.set_aside(moved)
-    rows = plan.rows()
-    left = [row for row in rows if not is_done(found.find(row.name), row)]
-    for row in left:
-        if record := found.find(row.name):
-            raise UserError(
-                f"{found.path} has {row.name} with {other_settings(record, row)}: choose another name with --study."
-            )
-    rests_on = ingredients(plan.base)
-    if any(record.get(part, there) != there for record in found.rows for part, there in rests_on.items()):
-        raise UserError(
-            f"{found.path} is of trainings before the images, or the model to begin with or to learn from, changed: "
-            f"choose another name with --study."
-        )
-    show.planned(rows, left, None)
-    failed: list[tuple[Row, str]] = []
-    for row in left:
+def train_all(
+    rows: Sequence[Row], folder: Path, found: kept.Results, rests_on: Mapping[str, Any], show: Show
+) -> dict[str, str]:
+    """Train rows into `found`; why others failed. Without its base, a seed has nothing to compare."""
+    failed: dict[str, str] = {}
+    for row in rows:
+        if f"{BASE}-seed{row.seed}" in failed:
+            continue
         watchers = show.started(row)
         try:
-            record = trained(row, trainings / plan.name / row.name, watchers)
+            record = trained(row, folder / row.name, watchers)
         except FAILURES as failure:
-            if row.method == BASE or isinstance(failure.__cause__, OSError):  # then nothing else would go well
+            useless = row.method == BASE and not found.rows
+            if useless or isinstance(failure.__cause__, OSError):  # the others would fail too
                 raise
-            failed.append((row, failure.what if isinstance(failure, runs.GoneBad) else str(failure)))
-            shutil.rmtree(trainings / plan.name / row.name, ignore_errors=True)
-            continue
-        found.put(record | rests_on)
-        shutil.rmtree(trainings / plan.name / row.name)  # what there is to know is in the record
-        show.ended(row, record)
-    names = {row.name for row in rows}
-    asked_for = replace(found, rows=[record for record in found.rows if record["name"] in names])
-    if failed:
-        raise Incomplete(asked_for, failed, plan.seeds)
-    return asked_for
+            failed[row.name] = reason(failure)
+        else:
+            found.put(replace(record, more=dict(rests_on)))
+            show.ended(row, record)
+        shutil.rmtree(folder / row.name, ignore_errors=True)  # the record has all there is to know
+    return failed
 
 
-def other_settings(record: Mapping[str, Any], row: Row) -> str:
-    """In what the training of a record differs from the one that is asked for."""
-    assert row.config is not None
-    try:
-        there = from_dict(record["certificate"]["config"])
-    except UserError:
-        return "settings of another version"
-    flags = train_flags(replace(there, save_every=row.config.save_every), row.config)
-    return f"other settings than these ({' '.join(flags)} there)"
-
-
-def trained(row: Row, folder: Path, watchers: list[training.Watcher]) -> dict[str, Any]:
-    """The record of one training, begun or gone on with, judged on its validation part."""
+def trained(row: Row, folder: Path, watchers: list[loop.Watcher]) -> Record:
+    """The record of one training, started or resumed."""
     assert row.config is not None
     file = folder / runs.CONFIG_FILE
     if file.exists() and not same_training(checkpoint.read_json(file), row.config):
-        move_away(folder)  # half a training of other settings
-    run = training.resume(folder) if runs.can_go_on(folder) else training.start(row.config, folder)
-    judged = training.train_and_validate(run, watchers).summary()
+        move_away(folder)  # an unfinished training with other settings
+    run = loop.resume(folder) if runs.can_go_on(folder) else loop.start(row.config, folder)
+    judged = loop.train_and_validate(run, watchers).summary()
     curve = [[r["epoch"], r["validation_error_percent"]] for r in runs.read_metrics(folder) if r["kind"] == "epoch"]
-    return {
-        "name": row.name, "method": row.method, "seed": row.seed, "shown": {}, "paper": {}, "less": [], "made": {},
-        "outcome": {**judged, "curve": curve}, "seconds": round(run.seconds, 1),
-        "certificate": training.birth_certificate(run),
-    }  # fmt: skip
+    return Record(
+        name=row.name,
+        method=row.method,
+        seed=row.seed,
+        outcome={**judged, "curve": curve},
+        seconds=round(run.seconds, 1),
+        certificate=loop.birth_certificate(run),
+    )
 
 
-# --- What came out ---------------------------------------------------------------------------------------------
+# --- Outcome ---------------------------------------------------------------------------------------------------
 
 
-def interval(values: Sequence[float]) -> float:
-    """Half the width of Student's 95 % interval of a mean; infinite for a single value.
+def outcomes(records: Sequence[Record]) -> list[dict[str, Any]]:
+    """The base, then each variant with its error over seeds and its difference from the base, paired by seed."""
+    by_name = {(r.method, r.seed): r for r in records}
+    configs = {r.method: from_dict(r.certificate.config) for r in records}
+    image = max((100 / r.outcome["n"] for r in records), default=0.0)  # no interval is narrower than one image
+    told = []
+    for name in sorted(configs, key=lambda name: name != BASE):  # the base first
+        seeds = [seed for method, seed in by_name if method == name and (BASE, seed) in by_name]
+        if not seeds:
+            continue
+        errors, base = ([by_name[n, seed].outcome["error_percent"] for seed in seeds] for n in (name, BASE))
+        differences = [error - other for error, other in zip(errors, base, strict=True)]
+        difference, (mean, std) = statistics.fmean(differences), mean_and_std(errors)
+        half = half_interval(differences, image) if name != BASE else 0.0
+        told.append({
+            "name": name, "what": what(name, configs[BASE]), "seeds": seeds,
+            "flags": train_flags(replace(configs[name], seed=configs[BASE].seed), configs[BASE]),
+            "error_percent": round(mean, 4), "std": round(std, 4), "difference": round(difference, 4),
+            "half_interval_95": round(half, 4) if math.isfinite(half) else None,
+            "sure": name != BASE and abs(difference) > max(half, image) + 1e-9,
+            "seconds": round(statistics.fmean(by_name[name, seed].seconds for seed in seeds), 1),
+        })  # fmt: skip
+    return told
 
-    >>> round(interval([0.1, 0.2, 0.3]), 3)
-    0.248
+
+def half_interval(differences: Sequence[float], image: float) -> float:
+    """Half of Student's 95 % interval of the mean difference; infinite for a single seed.
+
+    However similar the seeds are, it is not narrower than chance allows: a difference of d images varies by √d.
+
+    >>> round(half_interval([0.1, 0.2, 0.3], 0.01), 3), round(half_interval([2.0, 2.0], 0.5), 1)
+    (0.248, 9.0)
     """
-    free = len(values) - 1
-    return student(free) * statistics.stdev(values) / math.sqrt(len(values)) if free else math.inf
-
-
-def counted(apart: Sequence[float], image: float) -> float:
-    """The least that half an interval can be, however equal the seeds are: in a difference of d images at least d have
-    changed sides, which by chance alone varies by √d.
-
-    >>> round(counted([2.0, 2.0], 0.5), 1)  # four images of 200, twice
-    9.0
-    """
-    free, seeds = len(apart) - 1, len(apart)
-    images = abs(statistics.fmean(apart)) / image
-    return student(free) * image * math.sqrt(images / seeds) if free else math.inf
+    seeds = len(differences)
+    if seeds < 2:
+        return math.inf
+    counting = math.sqrt(abs(statistics.fmean(differences)) * image)
+    return student(seeds - 1) * max(statistics.stdev(differences), counting) / math.sqrt(seeds)
 
 
 def student(free: int) -> float:
@@ -286,91 +258,45 @@ def student(free: int) -> float:
     return STUDENT[free - 1] if free <= len(STUDENT) else z + (z**3 + z) / (4 * free) + 2.8 / free**2
 
 
-def outcomes(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The base, then each choice with its error over seeds and its difference from the base, seed by seed."""
-    errors = {(r["method"], r["seed"]): r["outcome"]["error_percent"] for r in records}
-    seconds = {(r["method"], r["seed"]): r["seconds"] for r in records}
-    configs = {r["method"]: from_dict(r["certificate"]["config"]) for r in records}
-    least = max((100 / r["outcome"]["n"] for r in records), default=0.0)  # one image: no interval is narrower
-    told = []
-    for name, config in sorted(configs.items(), key=lambda item: item[0] != BASE):  # the base first
-        seeds = [seed for method, seed in errors if method == name and (BASE, seed) in errors]
-        if not seeds:
-            continue
-        apart = [errors[name, seed] - errors[BASE, seed] for seed in seeds]
-        half = max(interval(apart), counted(apart, least)) if name != BASE else 0.0
-        mean, std = mean_and_std([errors[name, seed] for seed in seeds])
-        flags = train_flags(replace(config, seed=configs[BASE].seed), configs[BASE])
-        told.append({
-            "name": name, "what": what(name, configs[BASE]), "flags": flags, "seeds": seeds,
-            "error_percent": round(mean, 4), "std": round(std, 4), "difference": round(statistics.fmean(apart), 4),
-            "half_interval_95": round(half, 4) if math.isfinite(half) else None,
-            "sure": name != BASE and abs(statistics.fmean(apart)) > max(half, least) + 1e-9,
-            "seconds": round(statistics.fmean(seconds[name, seed] for seed in seeds), 1),
-        })  # fmt: skip
-    return told
-
-
 def what(name: str, base: Config) -> str:
-    """What a choice is, in words; of one's own, what it changes."""
+    """A variant in words."""
     if "=" in name:
-        return ", ".join(
-            f"{field} {was(field, base)}→ {value}" for field, value in (p.split("=") for p in name.split("+"))
-        )
-    authors = [each for each, suspect in SUSPECTS.items() if suspect.authors and suspect.change(base) != base]
-    words = {BASE: "as it is", TOGETHER: f"those of the authors' code at once: {', '.join(authors)}"}
-    if name in words or "+" in name:
-        return words.get(name, "these at once")
-    said = SUSPECTS[name].what
-    return said(base) if callable(said) else said
-
-
-def was(field: str, base: Config) -> str:
-    """The base's value of a field; a whole stem has none."""
-    section, _, name = field.rpartition(".")
-    return "" if field == "stem" else f"{written(getattr(getattr(base, section) if section else base, name))} "
+        changes = [(field, value_of(base, field), value) for field, value in (w.split("=") for w in name.split("+"))]
+        return ", ".join(f"{field} {'' if old is None else written(old) + ' '}→ {new}" for field, old, new in changes)
+    said = {BASE: "unchanged", TOGETHER: f"all of the authors' code at once: {', '.join(AUTHORS)}"}
+    return VARIANTS[name][1] if name in VARIANTS else said.get(name, "these at once")
 
 
 def table(told: Sequence[Mapping[str, Any]]) -> Table:
-    """The differences in words; one whose interval leaves out zero is marked."""
+    """The differences as a table; those whose interval excludes zero are marked."""
     rows = []
     for o in told:
-        half = o["half_interval_95"]
-        spread = "" if half is None else f" ± {half:.2f}"
+        half = "" if o["half_interval_95"] is None else f" ± {o['half_interval_95']:.2f}"
         error = f"{o['error_percent']:.2f}" + (f" ± {o['std']:.2f}" if len(o["seeds"]) > 1 else "")
-        apart = "–" if o["name"] == BASE else f"{round(o['difference'], 2) or 0.0:+.2f}{spread}{' *' * o['sure']}"
-        rows.append([
-            o["name"], o["what"], error, apart, str(len(o["seeds"])),
-            f"{o['seconds']:,.0f} s",
-        ])  # fmt: skip
-    columns = ["choice", "what it is", "validation error, %", "against the base", "seeds", "training"]
-    return Table(columns, rows, ["± is the deviation over seeds, and Student's 95 % interval of the difference, but "
-                                 "never narrower than chance makes a difference of that many images; "
-                                 "* marks differences whose interval leaves out zero: chance alone marks one choice "
-                                 "in twenty that changes nothing."])  # fmt: skip
+        difference = f"{round(o['difference'], 2) or 0.0:+.2f}{half}{' *' if o['sure'] else ''}"
+        difference = "–" if o["name"] == BASE else difference
+        rows.append([o["name"], o["what"], error, difference, str(len(o["seeds"])), f"{o['seconds']:,.0f} s"])
+    note = (
+        "± is the standard deviation over seeds and, for differences, Student's 95 % interval, which is never narrower "
+        "than chance allows for that many images. * marks intervals that exclude zero; by chance alone, one in twenty "
+        "variants without any effect is marked."
+    )
+    return Table(["variant", "what it is", "validation error, %", "difference", "seeds", "training"], rows, [note])
 
 
 def draw(plan: Plan, told: Sequence[Mapping[str, Any]], results: Path = RESULTS) -> Path:
-    """The errors as bars, what helps first, as PNG and SVG; gives the PNG's path."""
-    from capsnet import figures
+    """The errors as bars, most helpful variant first; returns the path of the PNG."""
+    from capsnet.report import figures
 
-    def label(name: str) -> str:
-        return textwrap.fill(name.replace("+", " + "), 34) if "=" in name else name
-
-    def colour(o: Mapping[str, Any]) -> str:
-        return figures.VERMILLION if o["name"] == BASE else figures.BLUE if o["sure"] else figures.PALETTE[5]
-
-    ordered = sorted(told, key=lambda o: (o["name"] != BASE, o["difference"]))
-    bars = [figures.Bar(label(o["name"]), o["error_percent"], colour(o), o["std"]) for o in ordered]
-    epochs = ", one epoch" if plan.base.epochs == 1 else f", {plan.base.epochs} epochs"
-    epochs *= not any("epochs=" in o["name"] for o in told)
-    fewest = min(len(o["seeds"]) for o in told)
-    over = f"{fewest} to {plan.seeds} seeds" if fewest < plan.seeds else f"{plan.seeds} seeds"
-    seeds = "one seed" if plan.seeds == 1 else f"mean and deviation over {over}"
-    note = f"Validation error, {seeds}{epochs}. Dark blue: the 95 % interval of the difference leaves out zero"
-    lines = max(bar.label.count("\n") for bar in bars)  # of the longest label, beyond its first
-    figure: Figure = figures.bars(
-        f"Each choice beside {plan.base.preset}", note, {"": bars}, height=90 + (26 + 12 * lines) * len(bars)
+    bars = []
+    for o in sorted(told, key=lambda o: (o["name"] != BASE, o["difference"])):
+        label = textwrap.fill(o["name"].replace("+", " + "), 34)
+        colour = figures.VERMILLION if o["name"] == BASE else figures.BLUE if o["sure"] else figures.PALETTE[5]
+        bars.append(figures.Bar(label, o["error_percent"], colour, o["std"]))
+    note = (
+        f"Validation error, mean and standard deviation over {plan.seeds} seed{'s' if plan.seeds > 1 else ''}. Dark "
+        f"blue: the 95 % interval of the difference excludes zero"
     )
-    save_picture(figure, results / plan.name)
+    height = 90 + (26 + 12 * max(bar.label.count("\n") for bar in bars)) * len(bars)
+    save_picture(figures.bars(f"Variants of {plan.base.preset}", note, {"": bars}, height=height), results / plan.name)
     return results / f"{plan.name}.png"

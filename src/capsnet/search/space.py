@@ -1,12 +1,12 @@
-"""What is searched: fields of the config by their dotted names, each with its choices or its range.
+"""Search spaces: config fields by dotted name, each with choices or a range.
 
-    lr=0.001..0.01:log          between two numbers, by orders of magnitude
-    augment.shift=0..3          whole numbers, because the field holds one
-    model.iterations=1,2,3      choices
-    model.decoder=512-1024,none lists: numbers joined by dashes, pairs by x (20x12-10x8), none for an empty one
-    stem=small,quick,wide       whole convolutional stems, so that channels, kernels and strides fit each other
+    lr=0.001..0.01:log           a range, sampled by orders of magnitude
+    augment.shift=0..3           a range of integers, because the field is one
+    class_dim=8,16,24            choices; a name may be shortened if only one field ends in it (model.class_dim)
+    routing=dynamic,em           algorithms; fields that only some of them have are searched with those
+    model.decoder=512-1024,none  choices of lists: numbers joined by dashes, pairs by x (20x12-10x8), none for empty
 
-The names of `SPACES` stand for several of these. Every value is checked against the field's own type and limits.
+The names of `SPACES` stand for several such entries. Every value is checked against the field's type and limits.
 """
 
 from __future__ import annotations
@@ -17,47 +17,20 @@ import math
 import re
 import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass, is_dataclass, replace
+from typing import TYPE_CHECKING, Any
 
-from capsnet import checkpoint, zoo
-from capsnet import config as settings
-from capsnet.config import CapsNetConfig, Config
-from capsnet.data.datasets import listing
 from capsnet.errors import UserError, unknown
-from capsnet.models.capsnet import check_branches
-from capsnet.pretrained import check_unseen
+from capsnet.routing import RoutingOptions, options_for
+from capsnet.train.config import Config
 
 if TYPE_CHECKING:
     from optuna.trial import BaseTrial
 
-
-class Stem(NamedTuple):
-    """The convolutions before the primary capsules; those after the trunk are parted among the branches."""
-
-    channels: tuple[int, ...]
-    kernels: tuple[int, ...]
-    strides: tuple[int, ...]
-    branches: int = 1
-    trunk: int = 0
-
-
-STEMS = {
-    "paper": Stem((256,), (9,), (1,)),
-    "small": Stem((32, 64), (5, 3), (2, 1)),
-    "quick": Stem((32, 64, 64), (5, 3, 3), (2, 1, 1)),
-    "wide": Stem((64, 128, 128), (5, 3, 3), (2, 1, 1)),
-    "deep": Stem((32, 64, 64, 64), (5, 3, 3, 3), (2, 1, 1, 1)),
-    "deeper": Stem((32, 64, 64, 128, 128), (3, 3, 3, 3, 3), (1, 2, 1, 1, 1)),
-    "deepest": Stem((32, 64, 64, 128, 128, 128), (3, 3, 3, 3, 3, 3), (1, 1, 2, 1, 1, 1)),
-    "seven": Stem((16, 32, 32, 64, 96, 128, 128), (3,) * 7, (1, 1, 1, 2, 1, 1, 1)),
-    "branched": Stem((32, 32, 32, 192, 288, 384, 384), (3,) * 7, (1, 1, 1, 2, 1, 1, 1), branches=3, trunk=3),
-}
-STEM_LISTS = {"model.stem_channels", "model.stem_kernels", "model.stem_strides"}
 SPACES = {
     "compact": (
-        "stem=small,quick,wide,deep,deeper,deepest", "model.primary_types=8,16,24,32,48", "model.primary_dim=4,8,16",
-        "model.primary_kernel=3,5", "model.class_dim=8,16,24", "model.decoder=256-512,512-1024",
+        "model.primary_types=8,16,24,32,48", "model.primary_dim=4,8,16", "model.primary_kernel=3,5",
+        "model.class_dim=8,16,24", "model.decoder=256-512,512-1024",
     ),
     "training": (
         "lr=0.001..0.02:log", "schedule=exponential,one-cycle", "warmup=0.05..0.4", "optimizer=adam,adamw",
@@ -65,247 +38,256 @@ SPACES = {
     ),
     "augmentation": (
         "augment.shift=0..3", "augment.rotate=0..15", "augment.scale=0..0.2", "augment.shear=0..0.3",
-        "augment.elastic=0..1", "augment.erase=0..8", "augment.share=0.25..1",
-        "augment.until=0.5..1",
+        "augment.elastic=0..1", "augment.erase=0..8", "augment.share=0.25..1", "augment.until=0.5..1",
     ),
     "routing": (
-        "model.iterations=1..4", "model.leaky=false,true", "model.routing_bias=false,true", "model.detach=false,true",
+        "model.routing.iterations=1..4", "model.routing.leaky=false,true", "model.routing.bias=false,true",
+        "model.routing.detach=false,true",
     ),
     "loss": (
         "loss.reconstruction=0.00005..0.02:log", "loss.margin_reduction=sum,half-mean", "loss.down_weight=0.25..1",
         "loss.absent=0.02..0.2",
     ),
 }  # fmt: skip
-# what a trial is judged on, and what the data decide: the same for all trials
+# the data decide these, or all trials have to share them to be comparable
 FIXED = {
     "preset", "data", "init", "teacher", "validation", "validation_choice", "seed", "device", "save_every", "stop_at",
-    "patience", "model.image_shape", "model.num_classes", "model.routing",
+    "patience", "model.image_shape", "model.num_classes",
 }  # fmt: skip
-FAILURES = (UserError, RuntimeError, MemoryError, ArithmeticError)  # of one training, while the others go on
-FEW = 50  # combinations: so many are all tried, each once
-WORDS = {"true": True, "yes": True, "false": False, "no": False}
+FEW = 50  # a space of at most this many combinations is searched exhaustively
+BOOLEANS = {"true": True, "yes": True, "false": False, "no": False}
 
 
 @dataclass(frozen=True)
-class Choice:
-    """One of several values."""
+class Range:
+    """Choices, or the numbers between two ends, both included; `log` samples by orders of magnitude."""
 
     values: tuple[Any, ...]
+    """The choices, or the two ends."""
+    kind: typing.Literal["choice", "int", "float"] = "choice"
+    log: bool = False
 
     def suggest(self, trial: BaseTrial, name: str) -> Any:
-        words = {written(value): value for value in self.values}  # a storage keeps words, not tuples
-        return words[trial.suggest_categorical(name, list(words))]
+        if self.kind == "choice":
+            words = {written(value): value for value in self.values}  # storages accept strings, not tuples
+            return words[trial.suggest_categorical(name, list(words))]
+        if self.kind == "int":
+            return trial.suggest_int(name, *self.values, log=self.log)
+        value = float(f"{trial.suggest_float(name, *self.values, log=self.log):.4g}")  # short enough for a command
+        return min(max(value, self.values[0]), self.values[1])
 
-    def ends(self) -> tuple[Any, ...]:
-        return self.values
+    def stored(self, value: Any) -> Any:
+        """A value as the storage keeps it; None if it is not in the range."""
+        if self.kind == "choice":
+            return written(value) if written(value) in map(written, self.values) else None
+        return value if self.values[0] <= value <= self.values[1] else None
 
     def all(self) -> Sequence[Any]:
-        """Every value, as a storage keeps it; none where they cannot be counted."""
-        return [written(value) for value in self.values]
+        """Every value as the storage keeps it; empty for real numbers."""
+        if self.kind == "int":
+            return range(self.values[0], self.values[1] + 1)
+        return [written(value) for value in self.values] if self.kind == "choice" else ()
 
     def __str__(self) -> str:
-        return ",".join(map(written, self.values))
+        words = map(written, self.values)
+        return ",".join(words) if self.kind == "choice" else "..".join(words) + (":log" if self.log else "")
 
 
-@dataclass(frozen=True)
-class Between:
-    """A number between two others, both included; `log` draws by orders of magnitude."""
-
-    low: float
-    high: float
-    log: bool = False
-    integer: bool = False
-
-    def suggest(self, trial: BaseTrial, name: str) -> float:
-        if self.integer:
-            return trial.suggest_int(name, int(self.low), int(self.high), log=self.log)
-        value = trial.suggest_float(name, self.low, self.high, log=self.log)
-        return min(max(float(f"{value:.4g}"), self.low), self.high)  # digits that mean nothing make commands long
-
-    def ends(self) -> tuple[float, float]:
-        return self.low, self.high
-
-    def all(self) -> Sequence[int]:
-        return range(int(self.low), int(self.high) + 1) if self.integer else ()
-
-    def __str__(self) -> str:
-        return f"{written(self.low)}..{written(self.high)}{':log' * self.log}"
-
-
-Range = Choice | Between
 Space = Mapping[str, Range]
 
 
-def read(words: Iterable[str], base: Config) -> Space:
-    """The space that words on the command line declare; of a field that comes twice, the later one holds.
+# --- Fields by name --------------------------------------------------------------------------------------------
 
-    >>> space = read(["routing", "lr=0.001..0.01:log"], Config())
-    >>> list(space)[-1], str(space["lr"]), str(space["model.iterations"])
-    ('lr', '0.001..0.01:log', '1..4')
+
+def leaves(part: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every field of nested dataclasses that can be searched: its dotted name and its type."""
+    hints = typing.get_type_hints(type(part))
+    for name in (field.name for field in dataclasses.fields(part)):
+        value = getattr(part, name)
+        if is_dataclass(value):
+            yield from leaves(value, f"{prefix}{name}.")
+        if prefix + name not in FIXED and (hints[name] is RoutingOptions or not is_dataclass(value)):
+            yield prefix + name, hints[name]
+
+
+def resolve(name: str, known: Iterable[str]) -> str:
+    """The full name of a field from its last part or parts.
+
+    >>> resolve("primary-dim", ["lr", "model.primary_dim"])
+    'model.primary_dim'
     """
-    space: dict[str, Range] = {}
-    for declared in _single(words):
-        name, text = _named(declared)
-        space[name] = _range(name, text, _type_of(name, base) if name != "epochs" or _whole(text) else float)
-    stems = [{"stem": value} for value in space["stem"].ends()] if "stem" in space else [{}]
-    for name, choices in space.items():
-        for value, stem in itertools.product(choices.ends(), stems):
-            _check(base, {**stem, name: value})
+    name = name.strip().replace("-", "_")
+    if any(f".{fixed}".endswith(f".{name}") for fixed in FIXED):
+        raise UserError(f"{name} is the same for all trainings: set it with its own flag.")
+    found = [full for full in known if full == name] or [full for full in known if full.endswith(f".{name}")]
+    if len(found) > 1:
+        raise UserError(f"{name} is ambiguous: write one of {', '.join(found)}.")
+    if not found:
+        raise unknown("field", name, known)
+    return found[0]
+
+
+def value_of(config: Any, name: str) -> Any:
+    """The value of a field by its dotted name, of a routing its name; None if there is no such field."""
+    for part in name.split("."):
+        config = getattr(config, part, None)
+    return config.algorithm if isinstance(config, RoutingOptions) else config
+
+
+def with_values(base: Any, values: Mapping[str, Any]) -> Any:
+    """A config with fields changed, by dotted name.
+
+    >>> with_values(Config(), {"lr": 0.01, "model.class_dim": 8}).model.class_dim
+    8
+    """
+    changes: dict[str, Any] = {}
+    nested: dict[str, dict[str, Any]] = {}
+    for name, value in values.items():
+        part, _, rest = name.partition(".")
+        if rest:
+            nested.setdefault(part, {})[rest] = value
+        elif isinstance(old := getattr(base, part, None), RoutingOptions):  # the same algorithm keeps its options
+            changes[part] = old if old.algorithm == value else options_for(value)
+        else:
+            changes[part] = value
+    for part, inner in nested.items():
+        changes[part] = with_values(changes.get(part, getattr(base, part)), inner)
+    return replace(base, **changes)
+
+
+# --- Reading ---------------------------------------------------------------------------------------------------
+
+
+def read(words: Iterable[str], base: Config) -> Space:
+    """The space that command-line words declare; a later entry for the same field replaces an earlier one."""
+    known, space, bases = dict(leaves(base)), {}, [base]
+    for word in words:
+        if "=" not in word and word not in SPACES:
+            raise unknown("space", word, [*SPACES, "FIELD=VALUES"])
+        for entry in SPACES.get(word, (word,)):
+            name, _, text = entry.partition("=")
+            name = resolve(name, known)
+            space[name] = read_range(name, text.strip(), known[name])
+            if known[name] is RoutingOptions:
+                bases = [with_values(base, {name: value}) for value in space[name].values]
+                known |= {field: hint for each in bases for field, hint in leaves(each)}
     if not space:
         raise UserError(
             f"the space is empty: --space takes fields with their values, such as lr=0.001..0.01:log, or names: "
             f"{', '.join(SPACES)}."
         )
+    for each, (name, choices) in itertools.product(bases, space.items()):
+        for value in choices.values if name in dict(leaves(each)) else ():
+            with_values(each, {name: value})  # the config refuses what is out of its limits
     return space
 
 
 def read_values(text: str, base: Config) -> dict[str, Any]:
-    """The values that words such as `stem=deep+lr=0.002` give to fields, by their names; epochs may be a fraction here.
+    """The values that words such as `batch_size=64+lr=0.002` assign, by full name.
 
     >>> read_values("model.decoder=none+lr=2e-3", Config())
     {'lr': 0.002, 'model.decoder': ()}
     """
-    values: dict[str, Any] = {}
+    known, values = dict(leaves(base)), {}
     for word in re.split(r"\+(?=[^+=]+=)", text):
-        if "=" not in word:
-            raise UserError(f"{word} is no FIELD=VALUE: what has a name of its own stands by itself, not in {text}.")
-        name, value = _named(word)
+        name, equals, value = word.partition("=")
+        if not equals:
+            raise UserError(f"{word} in {text} is not FIELD=VALUE: pass a named variant as a word of its own.")
+        name = resolve(name, known)
         if name in values:
-            raise UserError(f"{text} gives {name} twice: leave one of them out.")
-        values[name] = _value(name, value, float if name == "epochs" else _type_of(name, base))
-    if "stem" in values and not STEM_LISTS.isdisjoint(values):
-        raise UserError(f"{text} gives the stem twice: as a whole, and its lists.")
-    _check(base, values)
+            raise UserError(f"{text} sets {name} twice: remove one of them.")
+        values[name] = read_value(name, value.strip(), known[name])
+        known |= dict(leaves(with_values(base, values)))  # the config checks limits; a routing has options of its own
     return dict(sorted(values.items()))
 
 
-def _whole(text: str) -> bool:
-    """Whether choices or a range are whole numbers.
-
-    >>> _whole("1,2"), _whole("1..4:log"), _whole("0.5..2"), _whole("1,2.5")
-    (True, True, False, False)
-    """
-    return all(word.strip().isdigit() for word in re.split(r"\.\.|,", text.partition(":")[0]))
-
-
-def _single(words: Iterable[str]) -> Iterator[str]:
-    """Each declaration by itself; a name stands for all of its own."""
-    for word in words:
-        if "=" in word:
-            yield word
-        elif word in SPACES:
-            yield from SPACES[word]
-        else:
-            raise unknown("space", word, [*SPACES, "FIELD=VALUES"])
-
-
-def _named(word: str) -> tuple[str, str]:
-    """A field's name and what is said of it."""
-    name, _, text = word.partition("=")
-    return name.strip().replace("-", "_"), text.strip()
+def read_range(name: str, text: str, hint: Any) -> Range:
+    if ".." not in text:
+        values = tuple(dict.fromkeys(read_value(name, word.strip(), hint) for word in text.split(",")))
+        if len(values) < 2:
+            raise UserError(f"--space {name}={text} leaves nothing to choose: give two or more values, with commas.")
+        return Range(values)
+    if hint not in (int, float):
+        raise UserError(f"--space {name}={text} is a range, but {name} is not a number: list its values, with commas.")
+    numbers, _, scale = text.partition(":")
+    if name == "epochs" and re.fullmatch(r"\d+\.\.\d+", numbers):
+        hint = int
+    low, high = [read_value(name, word, hint) for word in numbers.split("..", 1)]
+    if scale not in ("", "log") or not low < high or (scale and low <= 0):
+        raise UserError(
+            f"--space {name}={text} is not a range: write LOW..HIGH, or LOW..HIGH:log with LOW above 0, LOW below HIGH."
+        )
+    return Range((low, high), "int" if hint is int else "float", scale == "log")
 
 
-def combinations(space: Space) -> list[dict[str, Any]]:
-    """Every combination of a space's values, where there are few of them; else none.
+def read_value(name: str, word: str, hint: Any) -> Any:
+    """A value from its word, by the type of its field."""
+    try:
+        return parsed(word, hint)
+    except UserError:
+        raise
+    except (ValueError, KeyError):
+        if typing.get_origin(hint) is typing.Literal:
+            raise unknown(f"value of {name}", word, typing.get_args(hint)) from None
+    kinds = {int: "an integer", float: "a number", bool: "true or false"}
+    kind = kinds.get(hint, "numbers, or pairs such as 16x8, joined by dashes, or none")
+    raise UserError(f"{name} takes {kind}, got '{word}'.")
 
-    >>> combinations(read(["model.leaky=false,true", "model.iterations=1..2"], Config()))[1]
-    {'model.leaky': 'false', 'model.iterations': 2}
-    >>> combinations(read(["model.leaky=false,true", "lr=0.001..0.01"], Config()))
-    []
-    """
+
+def parsed(word: str, hint: Any) -> Any:
+    arguments = typing.get_args(hint)
+    if hint is bool:
+        return BOOLEANS[word.lower()]
+    if hint in (int, float):
+        if not math.isfinite(number := hint(word)):
+            raise ValueError(word)
+        return number
+    if typing.get_origin(hint) is typing.Literal and word not in arguments:
+        raise ValueError(word)
+    if hint is RoutingOptions:
+        return options_for(word).algorithm
+    if typing.get_origin(hint) is tuple:
+        longer = arguments[-1] is Ellipsis
+        parts = [] if word == "none" else word.split("-" if longer else "x")
+        hints = arguments[:1] * len(parts) if longer else arguments
+        return tuple(parsed(part, inner) for part, inner in zip(parts, hints, strict=True))
+    return word
+
+
+# --- Sampling --------------------------------------------------------------------------------------------------
+
+
+def combinations(space: Space, base: Config) -> list[dict[str, Any]]:
+    """Every combination of a space's values if there are at most `FEW`, otherwise none."""
     values = [choices.all() for choices in space.values()]
     if not 0 < math.prod(map(len, values)) <= FEW:
         return []
-    return [dict(zip(space, chosen, strict=True)) for chosen in itertools.product(*values)]
+    made = (applicable(dict(zip(space, chosen, strict=True)), base) for chosen in itertools.product(*values))
+    return list({tuple(each.items()): each for each in made}.values())
 
 
-def fields(base: Config) -> dict[str, Any]:
-    """The fields that can be searched, by their dotted names, with their types; epochs in whole numbers where they are
-    written so."""
-    hints = dict(typing.get_type_hints(Config)) | {"epochs": int}
-    for part in ("model", "loss", "augment"):
-        del hints[part]
-        section = type(getattr(base, part))
-        hints |= {f"{part}.{name}": hint for name, hint in typing.get_type_hints(section).items()}
-    return {name: hint for name, hint in hints.items() if name not in FIXED}
+def applicable(values: dict[str, Any], base: Config) -> dict[str, Any]:
+    """The values without options that the chosen routing does not have."""
+    routings = {name: value for name, value in values.items() if dict(leaves(base)).get(name) is RoutingOptions}
+    known = dict(leaves(with_values(base, routings)))
+    return {name: value for name, value in values.items() if name in known}
 
 
-def _type_of(name: str, base: Config) -> Any:
-    known = fields(base)
-    if name == "stem" and isinstance(base.model, CapsNetConfig):
-        return typing.Literal[tuple(STEMS)]
-    if name in FIXED:
-        raise UserError(f"{name} is the same for all trainings: give it as a flag of its own.")
-    if name not in known:
-        raise unknown("field", name, [*known, *["stem"] * isinstance(base.model, CapsNetConfig)])
-    return known[name]
+def own_values(space: Space, base: Config) -> dict[str, Any]:
+    """The base's values that lie in the space, as the storage keeps them."""
+    own = {name: choices.stored(value_of(base, name)) for name, choices in space.items() if name in dict(leaves(base))}
+    return {name: value for name, value in own.items() if value is not None}
 
 
-def _range(name: str, text: str, hint: Any) -> Range:
-    if ".." not in text:
-        values = tuple(dict.fromkeys(_value(name, word.strip(), hint) for word in text.split(",")))
-        if len(values) < 2:
-            raise UserError(
-                f"--space {name}={text} leaves nothing to choose: name two values or more, joined by commas."
-            )
-        return Choice(values)
-    if hint not in (int, float):
-        raise UserError(
-            f"--space {name}={text} is a range, and {name} is no number: name its values, joined by commas."
-        )
-    numbers, _, kind = text.partition(":")
-    ends = [_value(name, word, hint) for word in numbers.split("..", 1) if word]
-    low, high = ends if len(ends) == 2 else (0, 0)  # one that is missing makes no range
-    if kind not in ("", "log") or not low < high or (kind == "log" and low <= 0):
-        raise UserError(
-            f"--space {name}={text} is no range: write LOW..HIGH, LOW below HIGH, or LOW..HIGH:log with LOW above 0."
-        )
-    return Between(low, high, kind == "log", hint is int)
+def suggest(trial: BaseTrial, space: Space, base: Config) -> Config:
+    """The config of a trial, the routing before its options."""
+    for name in sorted(space, key=lambda name: name.count(".")):
+        if name in dict(leaves(base)):
+            base = with_values(base, {name: space[name].suggest(trial, name)})
+    return base
 
 
-def _value(name: str, word: str, hint: Any) -> Any:
-    """A value from its word, by the type of its field."""
-    try:
-        value = _parsed(word, hint)
-        if settings._fits(value, hint) and not (isinstance(value, float) and not math.isfinite(value)):
-            return value
-    except (ValueError, KeyError):
-        pass
-    if typing.get_origin(hint) is typing.Literal:
-        raise unknown(f"value of {name}", word, typing.get_args(hint))
-    kinds = {int: "a whole number", float: "a number", bool: "true or false"}
-    if typing.get_origin(hint) is tuple:
-        pairs = typing.get_origin(typing.get_args(hint)[0]) is tuple
-        kind = f"{'pairs such as 16x8,' if pairs else 'numbers'} joined by dashes, or none"
-    else:
-        kind = kinds[hint]
-    raise UserError(f"{name} takes {kind}, and not '{word}'.{_how(name, word, hint)}")
-
-
-def _how(name: str, word: str, hint: Any) -> str:
-    """What someone may have meant who wrote several numbers where there can be one.
-
-    >>> _how("lr", "0.1-0.2", float), _how("lr", "0.1,0.2", float), _how("lr", "x", float)
-    (' A range is for --space: lr=0.1..0.2.', ' Of several choices each stands by itself: lr=0.1 lr=0.2.', '')
-    """
-    numbers = re.split("[-,]", word)
-    if hint not in (int, float) or len(numbers) < 2 or not all(re.fullmatch(r"[\d.]+", number) for number in numbers):
-        return ""
-    if "," in word:
-        return f" Of several choices each stands by itself: {' '.join(f'{name}={number}' for number in numbers)}."
-    return f" A range is for --space: {name}={'..'.join(numbers)}."
-
-
-def _parsed(word: str, hint: Any) -> Any:
-    if hint is bool:
-        return WORDS[word.lower()]
-    if hint in (int, float):
-        return hint(word)
-    if typing.get_origin(hint) is tuple:
-        inner = typing.get_args(hint)[0]
-        parts = [] if word == "none" else word.split("-" if typing.get_args(hint)[-1] is Ellipsis else "x")
-        return tuple(_parsed(part, inner) for part in parts)
-    return word
+# --- Writing ---------------------------------------------------------------------------------------------------
 
 
 def written(value: Any) -> str:
@@ -315,100 +297,34 @@ def written(value: Any) -> str:
     ('32-64', '20x12-10x8', 'none', 'true', '0.00005')
     """
     if isinstance(value, tuple):
-        nested = [written(v) if not isinstance(v, tuple) else "x".join(map(written, v)) for v in value]
-        return "-".join(nested) or "none"
+        return "-".join("x".join(map(written, v)) if isinstance(v, tuple) else written(v) for v in value) or "none"
     if isinstance(value, bool):
         return str(value).lower()
-    return f"{value:.12f}".rstrip("0").rstrip(".") if isinstance(value, float) and 1e-9 < abs(value) < 1 else str(value)
+    small = isinstance(value, float) and 1e-9 < abs(value) < 1
+    return f"{value:.12f}".rstrip("0").rstrip(".") if small else str(value)
 
 
-def _check(base: Config, values: Mapping[str, Any]) -> None:
-    """Refuse what the config itself would refuse, and lists of a stem that would not fit each other."""
-    changed = with_values(base, values)
-    if isinstance(changed.model, CapsNetConfig):
-        check_branches(changed.model)
-    if not STEM_LISTS.isdisjoint(values):
-        model = typing.cast(CapsNetConfig, changed.model)
-        if not len(model.stem_channels) == len(model.stem_kernels) == len(model.stem_strides):
-            said = "+".join(f"{name}={written(value)}" for name, value in values.items())
-            raise UserError(
-                f"{said} does not fit the stem's other lists; name whole stems instead: stem={','.join(STEMS)}."
-            )
+def train_flags(config: Any, base: Any, prefix: str = "--") -> list[str]:
+    """The flags of `capsnet train` that lead from one config to another, without what the data decide.
 
-
-def check_name(name: str) -> None:
-    """Refuse a study's name that would be no file's name."""
-    if not re.fullmatch(r"\w[\w.-]*", name):
-        raise UserError(
-            f"a study's name has letters, digits, dots, dashes and underscores, and no dot or dash in front: "
-            f"change --study '{name}'."
-        )
-
-
-def check_judge(base: Config) -> None:
-    """Refuse settings under which the validation images would be no judge of a training."""
-    if not base.validation:
-        raise UserError("trainings are judged on validation images: set --validation above 0.")
-    if base.stop_at:
-        raise UserError("with --stop-at every good training ends at the same error: leave it out.")
-    check_unseen(base)
-
-
-def ingredients(base: Config) -> dict[str, Any]:
-    """What a training rests on besides its settings, by checksums: the models it begins with or learns from, and one's
-    own images. Of these the validation part is another one as soon as there is one more of them."""
-    models = {name: zoo.sha256(checkpoint.model_file(name)) for name in (base.init, base.teacher) if name}
-    images = listing(base.data)
-    return {"models": models} | ({} if images is None else {"images": images})
-
-
-def with_values(base: Config, values: Mapping[str, Any]) -> Config:
-    """The config with fields changed, by their dotted names; `stem` changes its three lists and its branches."""
-    sections: dict[str, dict[str, Any]] = {"": {}, "model": {}, "loss": {}, "augment": {}}
-    for name, value in values.items():
-        section, _, field = name.rpartition(".")
-        if name == "stem":
-            channels, kernels, strides, branches, trunk = STEMS[value]
-            lists = {"stem_channels": channels, "stem_kernels": kernels, "stem_strides": strides}
-            stem = lists | {"branches": branches, "trunk": trunk}
-            sections["model"] = stem | sections["model"]  # unless they are chosen themselves
-        else:
-            sections[section][field] = value
-    top = sections.pop("")
-    return replace(base, **top, **{part: replace(getattr(base, part), **new) for part, new in sections.items()})
-
-
-def suggest(trial: BaseTrial, space: Space, base: Config) -> Config:
-    """The config of a trial."""
-    return with_values(base, {name: choices.suggest(trial, name) for name, choices in space.items()})
-
-
-def record(space: Space) -> dict[str, str]:
-    """A space as words, which `read` takes again."""
-    return {name: str(choices) for name, choices in space.items()}
-
-
-def train_flags(config: Config, base: Config) -> list[str]:
-    """The flags of `capsnet train` that lead from one config to another; what the data decide is left out.
-
-    >>> train_flags(Config(lr=0.01, model=CapsNetConfig(leaky=True, decoder=())), Config())
-    ['--lr', '0.01', '--model.leaky', '--model.decoder']
+    >>> train_flags(with_values(Config(), {"lr": 0.01, "model.stem_norm": True, "model.decoder": ()}), Config())
+    ['--lr', '0.01', '--model.stem-norm', '--model.decoder']
     """
     flags: list[str] = []
-    for part in ("", "model", "loss", "augment"):
-        new, old = (getattr(c, part) if part else c for c in (config, base))
-        for field in dataclasses.fields(new):
-            name = f"{part}.{field.name}" if part else field.name
-            value = getattr(new, field.name)
-            known = name not in ("preset", "model.image_shape", "model.num_classes")
-            if known and not dataclasses.is_dataclass(value) and value != getattr(old, field.name):
-                flags += _flag(part, field.name, value)
+    for field in dataclasses.fields(config):
+        name, new, old = field.name.replace("_", "-"), getattr(config, field.name), getattr(base, field.name)
+        if is_dataclass(new):
+            kind: Any = type(new)
+            if kind is not type(old):  # another routing or model, which starts from its own defaults
+                flags += [prefix + name, kind.algorithm if isinstance(new, RoutingOptions) else kind.kind]
+                old = kind()
+            flags += train_flags(new, old, f"{prefix}{name}.")
+        elif new != old and prefix + name not in ("--preset", "--model.image-shape", "--model.num-classes"):
+            flags += [f"{prefix}no-{name}" if new is False else prefix + name]
+            flags += [] if isinstance(new, bool) else words_of(new)
     return flags
 
 
-def _flag(part: str, name: str, value: Any) -> list[str]:
-    name, before = name.replace("_", "-"), f"--{part}." if part else "--"
-    if isinstance(value, bool):
-        return [f"{before}{'' if value else 'no-'}{name}"]
-    words = [str(n) for n in settings._numbers(value)] if isinstance(value, tuple) else [str(value)]
-    return [f"{before}{name}", *words]
+def words_of(value: Any) -> list[str]:
+    """A value as the words of a flag."""
+    return [word for part in value for word in words_of(part)] if isinstance(value, tuple) else [str(value)]

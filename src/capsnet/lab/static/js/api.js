@@ -1,5 +1,5 @@
 /**
- * Talking to the server: JSON, binary frames, "the newest question wins", and noticing when the server is gone.
+ * Communication with the server: JSON, binary frames, "the newest request wins", and detection of a lost server.
  *
  * A frame is uint32 LE header length, a JSON header {"arrays": [{"name", "shape"}], …}, then the float32 arrays in
  * order, each padded to 8 bytes. Arrays come out as Float32Array with a `.shape`.
@@ -7,7 +7,7 @@
 
 const POLL_MILLISECONDS = 2000;
 
-/** An answer that the server gave in words (4xx, 5xx); `status` is its number. */
+/** An error message of the server (4xx, 5xx) with its status. */
 export class Refusal extends Error {
   constructor(sentence, status) {
     super(sentence);
@@ -31,8 +31,8 @@ export function parseFrame(buffer) {
 }
 
 /**
- * The connection. `onStatus("ok" | "busy" | "gone")` is told of every change; `onReturn(newBoot)` is called when a
- * lost server answers again, with newBoot true when it is another process than before.
+ * The connection. `onStatus("ok" | "busy" | "gone")` receives every change; `onReturn(newBoot)` is called when a lost
+ * server answers again, with newBoot true if it is another process than before.
  */
 export class Api {
   constructor({ onStatus = () => {}, onReturn = () => {} } = {}) {
@@ -51,7 +51,7 @@ export class Api {
     return parseFrame(await (await this.#request(path, init)).arrayBuffer());
   }
 
-  /** Send bytes or floats as they are. */
+  /** Send raw bytes or floats. */
   post(path, body) {
     return this.frame(path, { method: "POST", body, headers: { "Content-Type": "application/octet-stream" } });
   }
@@ -64,13 +64,14 @@ export class Api {
     return this.frame(`/api/models/${encodeURIComponent(name)}/decoder`);
   }
 
-  encode(pixels, { model, iterations, leaky, focus }) {
-    const query = new URLSearchParams({ model, iterations, leaky });
+  /** `routing`: options of the routing algorithm by name. */
+  encode(pixels, { model, routing, focus }) {
+    const query = new URLSearchParams({ model, routing: JSON.stringify(routing) });
     if (focus !== null && focus !== undefined) query.set("focus", focus);
     return this.post(`/api/encode?${query}`, pixels);
   }
 
-  /** One answer of /api/digits: which test digit comes next. */
+  /** Which test digit comes next. */
   digits(query) {
     return this.json(`/api/digits?${new URLSearchParams(query)}`);
   }
@@ -83,8 +84,12 @@ export class Api {
     return this.post(`/api/photo?${new URLSearchParams({ model })}`, file);
   }
 
-  hand(votes, iterations) {
-    const body = JSON.stringify({ votes, iterations });
+  routings() {
+    return this.json("/api/routings");
+  }
+
+  hand(votes, routing, options) {
+    const body = JSON.stringify({ votes, routing, options });
     return this.json("/api/hand", { method: "POST", body, headers: { "Content-Type": "application/json" } });
   }
 
@@ -107,7 +112,7 @@ export class Api {
     if (!this.gone) this.onStatus(this.waiting ? "busy" : "ok");
   }
 
-  /** fetch fails without an answer only when nobody is there. */
+  /** fetch only fails without an answer if the server is not running. */
   #lose() {
     if (this.gone) return;
     this.gone = true;
@@ -115,19 +120,19 @@ export class Api {
     this.#poll();
   }
 
-  /** Remember which process answers, so that a restart is noticed. */
+  /** Remember which process answers, to detect a restart. */
   async greet() {
     this.boot = (await this.json("/api/health")).boot;
   }
 
-  /** After a refusal: another process may have taken the port while nobody asked, and know other models. */
+  /** After an error: another process with other models may have taken the port. */
   async check() {
     const before = this.boot;
     try {
       await this.greet();
       if (this.boot !== before) this.onReturn(true);
     } catch {
-      // gone or busy: noticed where that is looked after
+      // gone or busy: handled elsewhere
     }
   }
 
@@ -145,7 +150,7 @@ export class Api {
         this.onReturn(newBoot);
         return;
       } catch {
-        // still gone: ask again
+        // still gone: try again
       }
     }
   }
@@ -156,14 +161,14 @@ async function sentence(response) {
     const { detail } = await response.json();
     if (typeof detail === "string") return detail;
   } catch {
-    // no JSON: the number has to do
+    // not JSON: report the status
   }
   return `The server answered ${response.status}.`;
 }
 
 /**
- * One question in flight, the newest one next, those between never sent. `ask(question)` → promise;
- * `deliver(answer, question)` is called in the order of the questions.
+ * One request in flight, the newest one next, those in between are dropped. `ask(question)` → promise;
+ * `deliver(answer, question)` is called in the order of the requests.
  */
 export class Newest {
   constructor(ask, deliver, fail) {

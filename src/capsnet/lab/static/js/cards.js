@@ -1,93 +1,105 @@
-// Hover cards: symbol, value, a sentence, the equation's number, for whatever has data-card. Small things show theirs
-// at once, on hover and on focus; large canvases only when the pointer rests, so that no card hides what is looked at.
+// Hover cards for every element with data-card: symbol, value, a sentence and the number of the equation. Small elements
+// show theirs at once on hover and focus, large canvases only when the pointer rests, so that the card hides nothing.
 
-import { lengthAt } from "./classes.js";
+import { activationAt, measure } from "./classes.js";
 import { html, number, say } from "./elements.js";
 
 const REST_MILLISECONDS = 1100;
 const SOON_MILLISECONDS = 250;
 const LARGE = 90; // pixels; from here on a card waits for the pointer to rest
 
-/** Symbol as [text, subscript]; value(lab) where the element has no data-value. */
+/** Symbol as [text, subscript]; value(lab) if the element has no data-value; `other` replaces the sentence where the
+ *  routing algorithm is not that of the paper. */
 export const CARDS = {
   u: { symbol: ["u", "i"], title: "Primary capsule", equation: "section 4",
-    sentence: "A small vector at one place of the image: " +
-      "its direction says how a part looks, its length how surely it is there.",
-    value: ({ result }) => result?.primary && result.primary.shape.join(" capsules of ") + " numbers" },
-  W: { symbol: ["W", "ij"], title: "Transformation", equation: "Eq. 2",
-    sentence: "A learned matrix that turns what a part looks like into what the whole would look like.",
+    sentence: "A small vector for one position in the image. " +
+      "Its direction describes a part, its length how likely the part is present.",
+    value: ({ result }) => result?.primary && result.primary.shape.join(" capsules of ") + " dimensions" },
+  W: { symbol: ["W", "ij"], title: "Transformation matrix", equation: "Eq. 2",
+    sentence: "A learned matrix that turns the pose of a part into a vote for the pose of the whole.",
     value: (lab) => matrices(lab) },
   u_hat: { symbol: ["û", "j|i"], title: "Vote", equation: "Eq. 2",
-    sentence: "What capsule i expects class capsule j to be: û = W u.",
+    sentence: "What capsule i predicts for class capsule j: û = W u.",
     value: ({ result }) => result?.couplings && voteCount(result.couplings.shape) },
   b: { symbol: ["b", "ij"], title: "Routing logit", equation: "Procedure 1, line 7",
-    sentence: "How much capsule i has come to trust class j: " +
-      "it starts at 0, and after each iteration the agreement û · v is added.",
+    sentence: "How strongly capsule i is routed to class j. " +
+      "It starts at 0; every routing iteration adds the agreement û · v.",
+    other: "The number that the coupling of capsule i with class j is computed from.",
     value: ({ state: { routing: { t } } }) => (t === 0 ? "all 0" : `after ${t} ${t === 1 ? "update" : "updates"}`) },
-  c: { symbol: ["c", "ij"], title: "Coupling", equation: "Eq. 3",
+  c: { symbol: ["c", "ij"], title: "Coupling coefficient", equation: "Eq. 3",
     sentence: "The share of its output that capsule i sends to class j: the softmax of b over the classes.",
+    other: "How strongly capsule i is coupled to class j.",
     value: (lab) => coupling(lab) },
   s: { symbol: ["s", "j"], title: "Weighted sum of the votes", equation: "Eq. 2",
-    sentence: "All votes for class j, each weighted by its coupling, and a learnt bias where the network has one; " +
-      "agreeing votes add up, others cancel.",
+    sentence: "All votes for class j, each times its coupling coefficient, plus a learned bias if the network has one. " +
+      "Votes that agree add up, others cancel.",
     value: (lab) => before(lab) },
   v: { symbol: ["v", "j"], title: "Class capsule", equation: "Eq. 1",
-    sentence: "The squashed sum: its length is the probability that the class is there, its direction the pose.",
-    value: (lab) => lab.result?.poses && `${lab.result.poses.shape[1]} numbers, length ${lengthOf(lab)}` },
+    sentence: "The squashed sum. Its length is the probability that the class is present, its direction is the pose.",
+    other: "The pose of the class.",
+    value: (lab) => lab.result?.poses && `${lab.result.poses.shape[1]} pose dimensions` },
   length: { symbol: ["‖v", "j"], after: "‖", title: "Length", equation: "Eq. 1",
-    sentence: "How surely the class is there, from 0 to 1. " +
-      "Several may be long at once: they do not compete for a sum of 1.",
-    value: (lab) => lab.result && `${lab.model.classes[lab.selected()]}: ${lengthOf(lab)}` },
+    sentence: "How likely the class is present, from 0 to 1. " +
+      "Several classes can be long at once: the lengths need not sum to 1.",
+    other: "How likely the class is present, from 0 to 1. Several classes can be active at once.",
+    value: (lab) => lab.result && `${lab.model.classes[lab.selected()]}: ${activationOf(lab)}` },
+  activation: { symbol: ["a", "j"], title: "Activation", equation: "",
+    sentence: "How likely the class is present, from 0 to 1. Several classes can be active at once.",
+    value: (lab) => lab.result && `${lab.model.classes[lab.selected()]}: ${activationOf(lab)}` },
   probability: { symbol: ["p", "j"], title: "Probability", equation: "",
-    sentence: "What a CNN answers instead of a length: a share for each class, and all of them add up to 1.",
-    value: (lab) => lab.result && `${lab.model.classes[lab.selected()]}: ${lengthOf(lab)}` },
+    sentence: "The output of a model without capsules. Over the classes the probabilities sum to 1, " +
+      "unless the model is multi-label.",
+    value: (lab) => lab.result && `${lab.model.classes[lab.selected()]}: ${activationOf(lab)}` },
+  variance: { symbol: ["σ", "j"], title: "Standard deviation", equation: "",
+    sentence: "The spread of the Gaussian that was fitted to the votes for capsule j. Votes that agree make it small." },
   squash: { symbol: ["squash", ""], title: "Squashing", equation: "Eq. 1",
-    sentence: "Keeps a vector's direction and maps its length n to n² / (1 + n²): " +
-      "short ones vanish, long ones approach 1.",
+    sentence: "Keeps the direction of a vector and maps its length n to n² / (1 + n²): " +
+      "short vectors shrink to almost 0, long ones approach 1.",
     value: (lab) => before(lab) },
   margin: { symbol: ["m", "±"], title: "Margin", equation: "Eq. 4",
-    sentence: "Training pulls the right class up as long as it is shorter than 0.9, " +
-      "and pushes every other one down as long as it is longer than 0.1." },
+    sentence: "Training lengthens the correct class while it is shorter than 0.9 " +
+      "and shortens every other class while it is longer than 0.1." },
   pose: { symbol: ["v", "j, d"], title: "Pose dimension", equation: "section 5.1, Fig. 4",
-    sentence: "One number of the class capsule; move it and see what it means: thickness, slant, a tail. " +
-      "The shaded band is the paper's ±0.25." },
+    sentence: "One number of the class capsule. Move it to see what it stands for: thickness, slant, a tail. " +
+      "The shaded band is the range of the paper, ±0.25." },
   t: { symbol: ["t", ""], title: "Routing iteration", equation: "Procedure 1, line 3",
-    sentence: "How often the votes were compared; at first every class gets the same share.",
-    value: (lab) => `${lab.state.routing.t + 1} of ${lab.state.routing.iterations}` },
-  "coupling-map": { symbol: ["c", "ij"], after: " ‖û‖", title: "Who speaks for the class", equation: "Eq. 2",
-    sentence: "Coupling times the length of the vote, painted where the capsule looks: " +
-      "the parts of the image that speak for the class." },
+    sentence: "In the first iteration every class gets the same share; each further one adds the agreement.",
+    other: "One step of the routing algorithm.",
+    value: (lab) => lab.result?.couplings && `${lab.state.routing.t + 1} of ${lab.result.couplings.shape[0]}` },
+  "coupling-map": { symbol: ["c", "ij"], after: " ‖û‖", title: "Evidence for the class", equation: "Eq. 2",
+    sentence: "Coupling coefficient times length of the vote, shown at the centre of each receptive field: " +
+      "the parts of the image that support the class." },
   votes: { symbol: ["û", "j|i"], title: "The votes for the class", equation: "Eq. 2",
-    sentence: "All votes for the chosen class in the plane of their two main directions, on a square-root scale: " +
-      "four times as long is drawn twice as far. A dot's size is coupling times length, " +
-      "the dashed ellipse the spread of the votes, the arrow the class capsule." },
+    sentence: "All votes for the selected class, projected onto their two principal directions, on a square-root scale. " +
+      "The size of a dot is coupling coefficient times length, the dashed ellipse is the spread of the votes, " +
+      "the arrow is the class capsule." },
   entropy: { symbol: ["H(c", "i"], after: ")", title: "Entropy of the couplings", equation: "Eq. 3",
-    sentence: "1 when a capsule sends to all classes alike, 0 when it has decided for one; the mean over all capsules.",
+    sentence: "1 if a capsule sends the same share to all classes, 0 if it sends everything to one. Mean over all capsules.",
     value: (lab) => at(lab, lab.result?.entropy) },
   agreement: { symbol: ["cos(û, v", "j"], after: ")", title: "Agreement", equation: "Procedure 1, line 7",
-    sentence: "How well the votes point the way the class capsule points, weighted by the couplings.",
+    sentence: "Cosine between the votes and the class capsule, averaged with the couplings as weights.",
     value: (lab) => lab.result?.agreement && agreement(lab) },
   receptive: { symbol: ["h × w", ""], title: "Receptive field", equation: "section 4",
-    sentence: "The pixels that a primary capsule sees; nothing outside can change it.",
+    sentence: "The pixels that a primary capsule depends on.",
     value: ({ model }) => model?.receptive && field(model.receptive) },
   input: { symbol: ["x", ""], title: "Input", equation: "section 4",
     sentence: "The pixels as the network sees them, from 0 to 1.",
     value: ({ model }) => model && `${model.image_shape[2]} × ${model.image_shape[1]} pixels` },
   reconstruction: { symbol: ["x̂", ""], title: "Reconstruction", equation: "section 4.1, Fig. 2",
-    sentence: "What the decoder paints from the pose of one class capsule alone; all others are masked." },
+    sentence: "The output of the decoder for the pose of one class capsule; all other capsules are masked." },
   difference: { symbol: ["x̂ − x", ""], title: "Difference", equation: "section 4.1",
-    sentence: "Where the reconstruction is brighter or darker than the input; " +
-      "its squares, summed, are the reconstruction loss." },
+    sentence: "Where the reconstruction is brighter or darker than the input. " +
+      "The sum of its squares is the reconstruction loss." },
   parameters: { symbol: ["θ", ""], title: "Parameters", equation: "section 5",
-    sentence: "How many numbers were learned." },
+    sentence: "The number of learned weights." },
 };
 
-/** Symbols as chips beside the headings: reachable by keyboard, and a legend of the paper's letters. */
+/** Symbols as buttons beside the headings: a legend of the paper's notation, reachable by keyboard. */
 const CHIPS = {
   "panel-input": ["input", "receptive"],
   "panel-primary": ["u"],
   "panel-routing": ["W", "u_hat", "b", "c", "s", "squash"],
-  "panel-classes": ["length"],
+  "panel-classes": ["length", "activation"],
   "panel-pose": ["v"],
 };
 
@@ -95,6 +107,7 @@ export function mount(root, lab) {
   for (const [panel, names] of Object.entries(CHIPS)) {
     document.querySelector(`#${panel} .chips`)?.append(...names.map(chip));
   }
+  lab.on((_, changed) => changed.has("model") && showChips(lab));
   const card = buildCard(root);
   let owner = null, timer = 0;
   const show = (element, point) => {
@@ -143,12 +156,35 @@ export function mount(root, lab) {
   lab.on(() => owner && (owner.isConnected ? fill(card, owner, lab) : hide()));
 }
 
+/** Hide the symbols that the model or its routing algorithm does not have. */
+function showChips(lab) {
+  const { model } = lab;
+  const has = { "panel-primary": model?.grid, "panel-routing": model?.routing, "panel-pose": model?.capsules };
+  for (const one of document.querySelectorAll(".chip")) {
+    const panel = one.closest(".panel").id;
+    one.hidden = (panel in has && !has[panel]) || (["b", "s", "squash"].includes(one.dataset.card) && !ofPaper(lab));
+  }
+  document.querySelector(".chip[data-card=receptive]").hidden = !model?.receptive;
+  for (const name of ["length", "activation"]) {
+    document.querySelector(`.chip[data-card=${name}]`).hidden = measure(model) !== name;
+  }
+}
+
+function ofPaper({ model }) {
+  return !model?.routing || model.routing.name === "dynamic";
+}
+
+/** The algorithm that an element is about: that of the model, or the one chosen in the view by hand. */
+function algorithm(element, { model, routings, state }) {
+  return element.closest("#view-hand") ? routings.find(({ name }) => name === state.hand.routing) : model?.routing;
+}
+
 function chip(name) {
-  const label = `${CARDS[name].title}: what is it?`;
+  const label = `What is this? ${CARDS[name].title}`;
   return html("button", { type: "button", class: "chip", "data-card": name, "aria-label": label }, ...symbol(name));
 }
 
-/** The card is read out with the element that it explains, unless that one is described by something else. */
+/** Screen readers read the card with its element, unless that has a description already. */
 function describe(element, on) {
   const now = element?.getAttribute("aria-describedby");
   if (on && !now) element.setAttribute("aria-describedby", "card");
@@ -176,17 +212,19 @@ function buildCard(root) {
 
 function fill(card, element, lab) {
   const name = element.dataset.card;
-  const { title, sentence, equation, value } = CARDS[name];
+  const { title, sentence, other, equation, value } = CARDS[name];
+  const routing = algorithm(element, lab);
+  const paper = !routing || routing.name === "dynamic";
   if (card.name !== name) card.symbol.replaceChildren(...symbol(name));
   card.name = name;
-  say(card.title, title);
+  say(card.title, name === "c" && !paper ? upper(routing.couplings) : title);
   const own = element.dataset.said ?? element.dataset.value ?? element.getAttribute("aria-valuenow");
-  // By hand the numbers stand in the view itself; those of the network would be others
+  // The view by hand shows its own numbers; those of the network would differ
   const found = own ?? (element.closest("#view-hand") ? "" : value?.(lab)) ?? "";
   say(card.value, found || "");
   card.value.hidden = !found;
-  say(card.sentence, sentence);
-  say(card.equation, equation && `${equation} of the paper`);
+  say(card.sentence, paper ? sentence : other ?? sentence);
+  say(card.equation, equation && paper ? `${equation} of the paper` : "");
 }
 
 function symbol(name) {
@@ -194,7 +232,7 @@ function symbol(name) {
   return [html("i", {}, text), below ? html("sub", {}, below) : "", after];
 }
 
-/** Below the element, or above it where there is no room; beside the pointer for a large one. */
+/** Below the element, or above it if there is no room; beside the pointer for a large one. */
 function place(box, element, point) {
   const { left, bottom, top, width } = element.getBoundingClientRect();
   const { offsetWidth: wide, offsetHeight: high } = box;
@@ -211,16 +249,20 @@ function at(lab, values) {
   return values ? number(values[t], 3) : "";
 }
 
-function lengthOf(lab) {
-  return number(lab.result.lengths[lab.selected()], 3);
+function upper(text) {
+  return text.charAt(0).toUpperCase() + text.slice(1);
 }
 
-/** The last routing's matrices: their lower capsules are the primary ones, unless hidden ones lie between. */
+function activationOf(lab) {
+  return number(lab.result.activations[lab.selected()], 3);
+}
+
+/** The matrices of the last layer, if its lower capsules are the primary ones. */
 function matrices({ model, result }) {
-  if (!model?.class_dim || !result?.couplings) return "";
+  if (model?.kind !== "capsnet" || !result?.couplings) return "";
   const direct = result.primary?.shape[0] === result.couplings.shape[1];
   const lower = model.shared ? "type" : "capsule";
-  const rows = model.class_dim / model.branches;
+  const rows = model.class_dim;
   return direct ? `${rows} × ${model.primary_dim} for each pair of ${lower} and class` : "";
 }
 
@@ -232,7 +274,7 @@ function field({ size, stride }) {
   return `${size} × ${size} pixels, every ${stride}`;
 }
 
-/** The mean coupling to the shown class at the shown iteration. */
+/** The mean coupling with the selected class at the routing iteration shown. */
 function coupling(lab) {
   const couplings = lab.result?.couplings;
   if (!couplings) return "";
@@ -240,13 +282,13 @@ function coupling(lab) {
   const t = Math.min(lab.state.routing.t, steps - 1), j = lab.selected();
   let sum = 0;
   for (let i = 0; i < capsules; i++) sum += couplings[(t * capsules + i) * classes + j];
-  return `to ${lab.model.classes[j]}: ${number(sum / capsules, 3)} on average`;
+  return `${lab.model.classes[j]}: ${number(sum / capsules, 3)} on average`;
 }
 
-/** The sum's length at the shown iteration, from the squashed one; branches squash each their own. */
+/** ‖s‖ at the routing iteration shown, computed from ‖v‖; only a plain capsule network squashes the whole sum. */
 function before(lab) {
-  const length = lengthAt(lab, lab.selected());
-  if (length === null || lab.model.branches > 1) return "";
+  const length = activationAt(lab, lab.selected());
+  if (length === null || lab.model.kind !== "capsnet") return "";
   return `‖s‖ ${number(Math.sqrt(length / (1 - length)), 2)} → ‖v‖ ${number(length, 3)}`;
 }
 

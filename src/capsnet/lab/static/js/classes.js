@@ -1,29 +1,35 @@
-// Panel 4, the class capsules: the length of each says whether its class is there (section 3 of the paper, with the
-// margins 0.9 and 0.1 of Eq. 4 marked). Where several classes may be there, each is decoded in its own colour, and
-// any other class can be decoded as well, to see what is NOT there (Fig. 5).
+// Panel 4, the class capsules: the activation of each (its length in section 3 of the paper) says whether its class is
+// present, with the margins 0.1 and 0.9 of Eq. 4 marked. If several classes may be present, each is reconstructed in its
+// own colour, and any other class can be reconstructed as well, to see what is NOT there (Fig. 5).
 
 import { heading, html, number, say, set } from "./elements.js";
 import { maps, overlay, picture } from "./paint.js";
 
-const PRESENT = 0.5; // a class counts as there when its capsule is longer than this
+const PRESENT = 0.5; // a class is present if its activation exceeds this
 const MOST_PAINTED = 12;
 const REPAINT = ["result", "routing", "selected", "model", "theme", "decoder", "input", "models"];
 
 export function mount(root, lab) {
   const title = heading(root, "Class capsules");
   const prediction = html("p", { id: "prediction", role: "status", "aria-live": "polite" });
-  const list = html("div", { id: "classes", role: "radiogroup", "aria-label": "Class capsules: length of each" });
+  const list = html("div", { id: "classes", role: "radiogroup" });
   const scale = html("div", { class: "class-scale small num", "aria-hidden": "true" }, ...margins());
   const note = html("p", { class: "small class-note" });
   const follow = html("button", { class: "small", type: "button", onclick: () => lab.update({ selected: null }) });
   const decoded = html("div", { class: "decoded" });
-  const painted = html("div", { class: "painted", "aria-hidden": "true" }); // the bars say the same in words
+  const painted = html("div", { class: "painted", "aria-hidden": "true" }); // the bars say the same in text
   root.append(prediction, list, scale, html("div", { class: "row class-foot" }, note, follow), decoded, painted);
   const view = { root, title, prediction, list, note, follow, decoded, painted, rows: [], model: null, job: 0 };
   lab.on((_, changed) => {
     if (REPAINT.some((key) => changed.has(key))) paint(view, lab);
   });
   paint(view, lab);
+}
+
+/** What the number of a class is called: a length where the paper's routing runs, else an activation or probability. */
+export function measure(model) {
+  if (!model?.capsules) return "probability";
+  return model.routing?.name === "dynamic" ? "length" : "activation";
 }
 
 function margins() {
@@ -38,19 +44,19 @@ function paint(view, lab) {
   const { result } = lab;
   view.root.classList.toggle("nothing", !result);
   if (!result) say(view.prediction, without(lab));
-  if (!result || result.lengths.length !== view.rows.length) return;
+  if (!result || result.activations.length !== view.rows.length) return;
   view.rows.forEach((row, k) => paintRow(row, k, lab));
   speak(view.prediction, sentence(lab));
-  view.root.classList.toggle("unsure", largest(result.lengths) <= PRESENT);
+  view.root.classList.toggle("unsure", largest(result.activations) <= PRESENT);
   paintFoot(view, lab);
   paintDecoded(view, lab);
   paintEach(view, lab);
 }
 
-/** What is said while there is no answer. */
+/** The message while there is no answer. */
 function without({ model, input, empty, state }) {
   if (empty) return state.input.mode === "image" && !state.input.pixels ? "No image yet." : "The canvas is empty.";
-  return model && !input ? "There is nothing to look at." : "…";
+  return model && !input ? "There is no input." : "…";
 }
 
 function rebuild(view, lab) {
@@ -59,26 +65,26 @@ function rebuild(view, lab) {
   view.list.replaceChildren(...view.rows.map((parts) => parts.label));
   view.painted.replaceChildren();
   view.list.classList.toggle("wide-names", lab.model.classes.some((name) => name.length > 2));
-  // A CNN has classes and no capsules; its answers are shares, and no margin was set for them
-  const cnn = lab.model.kind === "cnn";
-  view.root.classList.toggle("shares", cnn);
-  say(view.title, cnn ? "Classes" : "Class capsules");
-  set(view.list, { "aria-label": cnn ? "Classes: probability of each" : "Class capsules: length of each" });
+  // A model without capsules answers with probabilities, for which there are no margins
+  const shares = measure(lab.model) === "probability";
+  view.root.classList.toggle("shares", shares);
+  say(view.title, shares ? "Classes" : "Class capsules");
+  set(view.list, { "aria-label": `${shares ? "Classes" : "Class capsules"}: ${measure(lab.model)} of each` });
 }
 
-/** A radio button that looks like a bar: arrow keys, focus and names come from the browser. */
+/** A radio button styled as a bar: the browser provides arrow keys, focus and names. */
 function row(name, k, lab) {
   const radio = html("input", {
     type: "radio", name: "class", value: k, class: "unseen", "aria-label": `class ${name}`,
     onchange: () => lab.update({ selected: k }),
   });
   const fill = html("span", { class: "fill" });
-  const then = html("span", { class: "then", title: "length at the routing iteration shown" });
+  const then = html("span", { class: "then", title: `${measure(lab.model)} at the routing iteration shown` });
   const meter = html(
     "span",
     {
-      class: "meter", role: "meter", "data-class": k, "data-card": lab.model.kind === "cnn" ? "probability" : "length",
-      "aria-label": `${lab.model.kind === "cnn" ? "probability" : "length"} of ${name}`,
+      class: "meter", role: "meter", "data-class": k, "data-card": measure(lab.model),
+      "aria-label": `${measure(lab.model)} of ${name}`,
       "aria-valuemin": 0, "aria-valuemax": 1, "aria-valuenow": 0,
     },
     fill, then, html("i", { class: "at-1" }), html("i", { class: "at-9" }),
@@ -90,7 +96,7 @@ function row(name, k, lab) {
 }
 
 function paintRow({ name, label, radio, meter, fill, then, value }, k, lab) {
-  const length = lab.result.lengths[k];
+  const length = lab.result.activations[k];
   fill.style.width = `${100 * Math.min(1, length)}%`;
   set(meter, { "aria-valuenow": length.toFixed(4), "data-value": length.toFixed(4) });
   say(value, number(length));
@@ -99,65 +105,65 @@ function paintRow({ name, label, radio, meter, fill, then, value }, k, lab) {
   const colour = ["a", "b"][place] ?? "";
   set(label, { "data-colour": colour });
   label.classList.toggle("selected", lab.selected() === k);
-  label.classList.toggle("longest", longest(lab)[0] === k);
+  label.classList.toggle("longest", ranking(lab)[0] === k);
   if (radio.checked !== (lab.selected() === k)) radio.checked = lab.selected() === k;
-  const at = lengthAt(lab, k);
-  then.hidden = at === null || Math.abs(at - length) < 0.03; // a ring over the bar's own end says nothing
+  const at = activationAt(lab, k);
+  then.hidden = at === null || Math.abs(at - length) < 0.03; // a ring at the end of the bar adds nothing
   if (at !== null) then.style.left = `${100 * Math.min(1, at)}%`;
 }
 
-/** The length that class k had at the routing iteration which the scrubber shows; null where nothing was routed. */
-export function lengthAt({ result, state }, k) {
-  if (!result?.outputs) return null;
-  const [t, j, q] = result.outputs.shape;
-  const start = (Math.min(state.routing.t, t - 1) * j + k) * q;
-  return Math.hypot(...result.outputs.subarray(start, start + q));
+/** The activation of class k at the routing iteration that is shown; null without routing. */
+export function activationAt({ result, state }, k) {
+  if (!result?.step_activations) return null;
+  const [steps, classes] = result.step_activations.shape;
+  return result.step_activations[Math.min(state.routing.t, steps - 1) * classes + k];
 }
 
-function longest({ result }) {
-  return result.header?.longest ?? result.longest;
+/** The classes, the most active first. */
+function ranking({ result }) {
+  return result.header.ranking;
 }
 
-/** Whether several classes may be there: the model was taught so, or two digits were laid over one another. */
+/** Whether several classes may be present: the model is multi-label, or two digits overlap. */
 function several({ model, state }) {
-  return model?.kind === "capsnet" && (model.multi_label || state.input.mode === "overlap");
+  return Boolean(model?.capsules) && (model.multi_label || state.input.mode === "overlap");
 }
 
-/** The classes shown together, in colours a and b: the two longest, or those of them that are there if one would do. */
+/** The classes shown together in colours a and b: the two most active, or those of them that are present. */
 export function together(lab) {
   if (!several(lab) || !lab.result) return [];
-  const two = longest(lab).slice(0, 2);
-  return lab.state.input.mode === "overlap" ? inOrder(two, lab) : two.filter((k) => isThere(lab, k));
+  const two = ranking(lab).slice(0, 2);
+  return lab.state.input.mode === "overlap" ? inOrder(two, lab) : two.filter((k) => isPresent(lab, k));
 }
 
-/** A class that is one of the two digits has that digit's colour. */
+/** A class that is one of the two digits gets the colour of that digit. */
 function inOrder([longer, shorter], lab) {
   const { a, b } = lab.state.input.overlap;
   const swapped = lab.digit(b)?.label === longer || lab.digit(a)?.label === shorter;
   return swapped ? [shorter, longer] : [longer, shorter];
 }
 
-function isThere({ result }, k) {
-  return result.lengths[k] > PRESENT;
+function isPresent({ result }, k) {
+  return result.activations[k] > PRESENT;
 }
 
 function largest(values) {
   return values.reduce((a, b) => Math.max(a, b), 0);
 }
 
-/** What the network says, in a sentence. */
+/** The prediction in a sentence. */
 export function sentence(lab) {
   const { result, model } = lab;
-  const [first] = longest(lab);
-  const length = number(result.lengths[first]);
-  if (model.kind === "cnn") return `It is ${named(model.classes[first])} (${length}).`;
-  if (result.lengths[first] <= PRESENT) return `No class is longer than ${PRESENT}.`;
-  if (!several(lab)) return `It is ${named(model.classes[first])} (length ${length}).`;
-  const seen = together(lab).filter((k) => isThere(lab, k)).map((k) => named(model.classes[k]));
-  return seen.length === 2 ? upper(`${seen[0]} and ${seen[1]}.`) : upper(`${seen[0]}, and nothing else (${length}).`);
+  const [first] = ranking(lab);
+  const length = number(result.activations[first]);
+  if (measure(model) === "probability") return `This is ${named(model.classes[first])} (${length}).`;
+  if (result.activations[first] <= PRESENT) return `No class: every ${measure(model)} is below ${PRESENT}.`;
+  if (!several(lab)) return `This is ${named(model.classes[first])} (${measure(model)} ${length}).`;
+  const seen = together(lab).filter((k) => isPresent(lab, k)).map((k) => named(model.classes[k]));
+  return seen.length === 2 ? upper(`${seen[0]} and ${seen[1]}.`) : upper(`only ${seen[0]} (${length}).`);
 }
 
-/** The sentence's bracket stays on one line. */
+/** Keep the bracket on one line. */
 function speak(prediction, text) {
   if (prediction.textContent === text) return;
   const cut = text.indexOf(" (");
@@ -175,14 +181,14 @@ function upper(text) {
 }
 
 function paintFoot({ note, follow }, lab) {
-  const [first, second] = longest(lab);
-  const { lengths } = lab.result;
-  const lead = lengths[first] - lengths[second];
-  const then = lengthAt(lab, first) !== null;
+  const [first, second] = ranking(lab);
+  const { activations } = lab.result;
+  const lead = activations[first] - activations[second];
+  const then = (lab.result.step_activations?.shape[0] ?? 0) > 1;
   if (then) say(note, `○ at iteration ${lab.state.routing.t + 1}`);
   else say(note, several(lab) ? "" : `ahead of ${lab.model.classes[second]} by ${number(lead)}`);
   follow.hidden = lab.state.selected === null;
-  say(follow, "show the longest");
+  say(follow, `Show ${lab.model.classes[first]} again`);
 }
 
 function paintDecoded(view, lab) {
@@ -195,18 +201,18 @@ function paintDecoded(view, lab) {
   tiles.forEach((tile, n) => paintTile(decoded.children[n], tile, lab));
 }
 
-/** Both together, each by itself, and the selected class where it is neither. */
+/** Both together, each by itself, and the selected class if it is neither. */
 function tilesFor(lab) {
   const seen = together(lab);
   const parts = seen.map((k, n) => ({ pixels: decodeClass(lab, k), colour: "ab"[n], text: lab.model.classes[k] }));
-  const ground = { pixels: lab.input.map((value) => 0.3 * value), colour: "ink" }; // the input shows through, pale
+  const ground = { pixels: lab.input.map((value) => 0.3 * value), colour: "ink" }; // the pale input below
   const tiles = parts.length === 2 ? [{ parts: [...parts, ground], text: "both", also: "over the input" }] : [];
-  const doubt = (k) => (isThere(lab, k) ? "" : "unsure");
+  const doubt = (k) => (isPresent(lab, k) ? "" : "unsure");
   tiles.push(...parts.map((part, n) => ({ parts: [part], text: part.text, also: doubt(seen[n]) })));
   const other = lab.selected();
   if (!seen.includes(other)) {
     const pixels = decodeClass(lab, other);
-    tiles.push({ parts: [{ pixels, colour: "ink" }], text: lab.model.classes[other], also: "not there" });
+    tiles.push({ parts: [{ pixels, colour: "ink" }], text: lab.model.classes[other], also: "not present" });
   }
   return tiles;
 }
@@ -219,12 +225,12 @@ function paintTile(figure, { parts, text, also }, lab) {
     const layers = parts.map(({ pixels, colour }) => ({ pixels, colour: lab.colours[colour] }));
     overlay(canvas, layers, shape, lab.colours.panel);
   }
-  set(canvas, { role: "img", "aria-label": `decoded: ${text} ${also}` });
+  set(canvas, { role: "img", "aria-label": `Reconstruction: ${text} ${also}` });
   set(figure, { "data-colour": parts.length === 1 ? parts[0].colour : "both" });
   say(caption, also ? `${text}, ${also}` : text);
 }
 
-/** What each capsule would paint, where only one of them is there: small, and a few at a time after the answer. */
+/** The reconstruction of each class, small and a few at a time. */
 function paintEach(view, lab) {
   const { painted } = view;
   painted.hidden = several(lab) || !lab.decoder || !lab.result.poses || view.rows.length > MOST_PAINTED;
@@ -249,7 +255,7 @@ function paintEach(view, lab) {
 function eachTile(lab) {
   const tile = (name, k) => html("figure", { title: name, onclick: () => lab.update({ selected: k }) },
     html("canvas"), html("figcaption", {}, name.length > 3 ? "" : name));
-  return [html("h3", {}, "Each capsule, painted"), ...lab.model.classes.map(tile)];
+  return [html("h3", {}, "Reconstructions"), ...lab.model.classes.map(tile)];
 }
 
 function decodeClass(lab, k) {

@@ -1,11 +1,12 @@
-// Panel 6, a toggle: the same input read by a convolutional network of the same input size, class by class, live.
-// It takes the pose panel's place, or stands beside it on a wide screen.
+// Panel 6, optional: the answer of a model without capsules to the same input, class by class. It replaces the pose panel,
+// or appears next to it on a wide screen.
 
 import { Newest } from "./api.js";
 import { html, number, say, set } from "./elements.js";
 import { millions } from "./header.js";
 
 const ASK_AGAIN_MILLISECONDS = 1000;
+const NO_CHANGES = {}; // the other model is routed as it was trained
 
 export function mount(root, lab) {
   const view = { root, lab, other: null, answer: null, asked: null, rows: [] };
@@ -21,25 +22,25 @@ export function mount(root, lab) {
   view.list = html("div", { class: "compare-rows" });
   root.append(view.verdict, view.head, view.list,
     html("p", { class: "small muted" },
-      "Turn, scale, shear or move the input with its handles: which of the two is sure for longer?"));
+      "Rotate, scale, shear or move the input with its handles: which model stays correct longer?"));
   lab.on((_, changed) => onFrame(view, button, changed));
 }
 
-/** The model of the other kind that reads the same pixels and names the same classes. */
+/** The model of the other kind with the same input size and classes. */
 export function partner(models, model) {
   const same = (a, b) => a.length === b.length && a.every((value, k) => value === b[k]);
   const fits = (other) => same(other.image_shape, model.image_shape) && same(other.classes, model.classes);
-  return models.find((other) => other.kind !== model.kind && fits(other)) ?? null;
+  return models.find((other) => other.capsules !== model.capsules && fits(other)) ?? null;
 }
 
-/** Turn it on; where the current model has nobody to be compared with, change to a pair and say so. */
+/** Turn it on. If the current model has no partner, change to one that has, with a message. */
 function toggle({ lab }) {
   if (lab.state.compare) return lab.update({ compare: false });
   if (!lab.model) return;
   if (partner(lab.models, lab.model)) return lab.update({ compare: true, view: "lab" });
-  const pair = lab.models.find((model) => model.kind === "capsnet" && partner(lab.models, model));
-  if (!pair) return lab.notice("There is no CNN here that reads the same input, so there is nothing to compare with.");
-  lab.notice(`No CNN has the input size of ${lab.model.name}: changed to ${pair.name}, which has one.`);
+  const pair = lab.models.find((model) => model.capsules && partner(lab.models, model));
+  if (!pair) return lab.notice("There is no CNN with the same input size and classes to compare with.");
+  lab.notice(`No CNN has the input size of ${lab.model.name}, so the model was changed to ${pair.name}.`);
   lab.update({ compare: true, view: "lab", model: pair.name });
 }
 
@@ -64,7 +65,7 @@ function alone(view) {
   view.rows = [];
   view.head.replaceChildren();
   view.list.replaceChildren();
-  say(view.verdict, "No CNN here reads the same input as this model.");
+  say(view.verdict, "No CNN has the same input size and classes as this model.");
 }
 
 function ask(view) {
@@ -73,8 +74,7 @@ function ask(view) {
     view.asked = null;
     return;
   }
-  const { iterations, leaky } = other.kind === "capsnet" ? other : lab.state.routing; // as it was taught; none for a CNN
-  const question = { pixels: lab.input, model: other.name, iterations, leaky };
+  const question = { pixels: lab.input, model: other.name, routing: NO_CHANGES };
   if (view.asked && Object.keys(question).every((key) => view.asked[key] === question[key])) return;
   view.asked = question;
   view.encoder.request(question);
@@ -86,7 +86,7 @@ function answered(view, answer, question) {
   view.lab.poke("compare-result");
 }
 
-/** A server with too much to do is asked again; a lost one is the page's affair. */
+/** Ask a busy server again; main.js handles a lost one. */
 function failed(view, error) {
   const { lab } = view;
   if (lab.status === "gone") return;
@@ -98,11 +98,11 @@ function failed(view, error) {
   }, ASK_AGAIN_MILLISECONDS);
 }
 
-/** Capsules left, CNN right, whichever of them is the current model. */
+/** Capsules left, CNN right, whichever is the current model. */
 function sides({ lab, other, answer }) {
-  const mine = { model: lab.model, lengths: lab.result?.lengths ?? null };
-  const theirs = { model: other, lengths: answer?.lengths ?? null };
-  return lab.model.kind === "capsnet" ? [mine, theirs] : [theirs, mine];
+  const mine = { model: lab.model, activations: lab.result?.activations ?? null };
+  const theirs = { model: other, activations: answer?.activations ?? null };
+  return lab.model.capsules ? [mine, theirs] : [theirs, mine];
 }
 
 function build(view) {
@@ -143,27 +143,27 @@ function paint(view) {
   const { lab } = view;
   view.rows.forEach(({ bars, row }, k) => {
     bars.forEach(({ fill, value, meter }, n) => {
-      const length = lab.empty ? null : both[n].lengths?.[k];
+      const length = lab.empty ? null : both[n].activations?.[k];
       fill.style.width = `${100 * Math.min(1, length ?? 0)}%`;
       say(value, Number.isFinite(length) ? number(length) : "–");
       set(meter, { "aria-valuenow": (length ?? 0).toFixed(3) });
-      meter.classList.toggle("first", Number.isFinite(length) && longest(both[n].lengths) === k);
+      meter.classList.toggle("first", Number.isFinite(length) && best(both[n].activations) === k);
     });
-    row.classList.toggle("told", both.some(({ lengths }) => lengths && longest(lengths) === k));
+    row.classList.toggle("told", both.some(({ activations }) => activations && best(activations) === k));
   });
   say(view.verdict, verdict(both, lab));
 }
 
-function longest(lengths) {
-  return lengths.indexOf(Math.max(...lengths));
+function best(activations) {
+  return activations.indexOf(Math.max(...activations));
 }
 
 function verdict([capsules, cnn], lab) {
-  if (lab.empty) return "Nothing to compare: the input is empty.";
-  if (!capsules.lengths || !cnn.lengths) return "…";
+  if (lab.empty) return "The input is empty.";
+  if (!capsules.activations || !cnn.activations) return "…";
   const { classes } = lab.model;
-  const [one, other] = [longest(capsules.lengths), longest(cnn.lengths)];
-  const [length, share] = [number(capsules.lengths[one]), number(cnn.lengths[other])];
+  const [one, other] = [best(capsules.activations), best(cnn.activations)];
+  const [length, share] = [number(capsules.activations[one]), number(cnn.activations[other])];
   if (one === other) return `Both say ${classes[one]}: ${length} and ${share}.`;
-  return `They differ: the capsules say ${classes[one]} (${length}), the CNN ${classes[other]} (${share}).`;
+  return `They disagree: the capsules say ${classes[one]} (${length}), the CNN says ${classes[other]} (${share}).`;
 }

@@ -1,6 +1,6 @@
 // The decoder in the page (section 4.1 of the paper): the pose of one class, all others masked to zero → 512 ReLU →
-// 1024 ReLU → pixels with a sigmoid. It runs here, from the weights that the server hands over, so that a slider is
-// answered within the frame; about 1.3 million multiply-adds on 28×28 pixels. The page's other numbers come from Python.
+// 1024 ReLU → pixels with a sigmoid. It runs here with the weights from the server, so that a slider responds within a
+// frame (about 1.3 million multiply-adds for 28×28 pixels). All other numbers of the page come from Python.
 
 /** Weights in torch's layout (out × in), the first layer's input class-major: class k has columns k·q … k·q + q − 1. */
 export class Decoder {
@@ -14,12 +14,12 @@ export class Decoder {
     this.sums = this.layers.map(({ b }) => new Float32Array(b.length)); // reused by every call
   }
 
-  /** Pose (q) of class `klass` → pixels (c·h·w) of its own. */
+  /** Pose (q) of class `klass` → pixels (c·h·w). */
   decode(pose, klass) {
     return this.decodeTogether([{ class: klass, pose }]);
   }
 
-  /** Several classes' poses, each in its own place, painted as one picture. */
+  /** The poses of several classes, decoded together into one image. */
   decodeTogether(parts) {
     this.#first(parts);
     for (let n = 1; n < this.layers.length; n++) {
@@ -29,7 +29,7 @@ export class Decoder {
     return sigmoid(this.sums.at(-1));
   }
 
-  /** Masked poses are zero, so only the columns of the classes that are there count. */
+  /** Masked poses are zero, so only the columns of the given classes count. */
   #first(parts) {
     const { w, b } = this.layers[0];
     const out = this.sums[0];
@@ -45,7 +45,7 @@ export class Decoder {
   }
 }
 
-/** out = w x + b. Four sums at a time, so that no addition waits for the one before it. */
+/** out = w x + b, with four independent sums for speed. */
 function multiply({ w, b }, x, out) {
   const n = x.length;
   const whole = n - (n % 4);

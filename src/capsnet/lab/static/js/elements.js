@@ -1,9 +1,9 @@
-// Building HTML and SVG elements from a line of code. Nothing is ever parsed from a string, so the strict
-// Content-Security-Policy holds and no text can become markup.
+// Create HTML and SVG elements. Nothing is parsed from a string, so the strict Content-Security-Policy holds and no text
+// can become markup.
 
 const SVG = "http://www.w3.org/2000/svg";
 
-/** An HTML element: properties that start with "on" listen, "style" is an object, everything else is an attribute. */
+/** An HTML element: names that start with "on" are listeners, "style" is an object, all others are attributes. */
 export function html(tag, attributes = {}, ...children) {
   return fill(document.createElement(tag), attributes, children);
 }
@@ -24,19 +24,19 @@ function fill(element, attributes, children) {
   return element;
 }
 
-/** Change attributes only where they differ: an untouched attribute costs no layout. */
+/** Change only attributes that differ, to avoid layout work. */
 export function set(element, attributes) {
   for (const [name, value] of Object.entries(attributes)) {
     if (element.getAttribute(name) !== String(value)) element.setAttribute(name, value);
   }
 }
 
-/** Change a text only where it differs: live regions speak only when something is new. */
+/** Change a text only if it differs, so that live regions announce only changes. */
 export function say(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
-/** The panel's heading: the one that the page has already, or a new one. */
+/** The heading of a panel: the existing one, or a new one. */
 export function heading(root, text) {
   const found = root.querySelector("h2");
   if (found) return found;
@@ -45,14 +45,18 @@ export function heading(root, text) {
   return made;
 }
 
-/** A number as people read it: a real minus, always the same width. */
+/** A number with a proper minus sign and a fixed number of decimals. */
 export function number(value, digits = 2) {
   if (!Number.isFinite(value)) return "–";
   const text = Math.abs(value).toFixed(digits);
   return (value < 0 && Number(text) !== 0 ? "−" : "") + text;
 }
 
-/** Whether the reader asked for less motion. */
+export function clamp(value, low, high) {
+  return Math.max(low, Math.min(high, value));
+}
+
+/** Whether the reader prefers reduced motion. */
 export function calm() {
   return matchMedia("(prefers-reduced-motion: reduce)").matches;
 }

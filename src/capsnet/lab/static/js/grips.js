@@ -1,5 +1,5 @@
-// The handles: turning, scaling, shearing and moving the input by four grips at the corners of a frame. The sliders
-// below the canvas set the same numbers, within the same limits.
+// The handles: rotate, scale, shear and move the input with four grips at the corners of a frame. The sliders below the
+// canvas set the same numbers within the same limits.
 
 import { set, svg } from "./elements.js";
 import { apply, compose, digitSide, handles, invert } from "./raster.js";
@@ -12,7 +12,7 @@ export const SLIDERS = {
   x: { title: "Move →", step: 0.5, unit: "px" },
   y: { title: "Move ↓", step: 0.5, unit: "px" },
 };
-const FRAME = 0.8; // the handles' frame, of the digit's square
+const FRAME = 0.8; // size of the frame relative to the digit's square
 
 /** CSS pixels of the canvas per pixel of the field. */
 export function zoom(canvas, lab) {
@@ -55,7 +55,7 @@ export function placeGrips(grips, canvas, lab) {
   }
 }
 
-/** Drag a grip: each knows how the pointer's way from the centre becomes its number. */
+/** Drag a grip: `dragged` turns the movement of the pointer into its number. */
 function dragGrip(grip, name, stage, lab) {
   let start = null;
   const place = (event) => {
@@ -87,14 +87,14 @@ const dragged = {
     return { scale: (transform.scale * Math.hypot(x - transform.x, y - transform.y)) / far };
   },
   shear: ({ at, transform }, to) => {
-    // Along the digit's own x axis; the grip is at the bottom left, y > 0, so to the right is a greater shear
+    // Along the x axis of the digit; the grip is at the bottom left, y > 0, so moving right increases the shear
     const own = invert(handles({ ...transform, shear: 0 }));
     const [x0, y0] = apply(own, ...at), [x1] = apply(own, ...to);
     return { shear: transform.shear + (x1 - x0) / Math.max(4, y0) };
   },
 };
 
-/** Rounded to what the sliders show, within what they allow. */
+/** Rounded to the steps of the sliders and within their limits. */
 export function limited(patch, model) {
   return Object.fromEntries(Object.entries(patch).map(([key, value]) => {
     const [low, high] = rangeOf(key, model);
@@ -103,7 +103,7 @@ export function limited(patch, model) {
   }));
 }
 
-/** Moving reaches over the whole field. */
+/** The input can be moved over the whole field. */
 export function rangeOf(key, model) {
   if (key === "x" || key === "y") {
     const half = Math.round((model?.image_shape[key === "x" ? 2 : 1] ?? 28) / 2);

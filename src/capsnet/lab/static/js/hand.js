@@ -1,47 +1,42 @@
-// The second view, routing by hand: a few lower capsules whose votes in the plane can be dragged, Procedure 1 of the
-// paper beside them with the current line lit, and every number. The numbers come from the same routing code as the
-// networks' (POST /api/hand); this file only draws them.
+// The second view, routing by hand: a few lower capsules whose votes in the plane can be dragged, an algorithm with its
+// current step highlighted, every number, and how its couplings differ from those of another algorithm on the same votes.
+// The numbers come from the routing code of the networks (POST /api/hand); this file draws them. hand-dynamic.js
+// describes the lines of Procedure 1, hand-steps.js the steps of any other algorithm.
 
 import { Newest, Refusal } from "./api.js";
 import { html, number, say, set, svg } from "./elements.js";
+import { buildCouplings, paintCouplings } from "./hand-couplings.js";
+import { lineByLine, vector } from "./hand-dynamic.js";
+import { paintPlane, plane } from "./hand-plane.js";
+import { stepwise } from "./hand-steps.js";
+import { optionControls } from "./options.js";
+import { optionValue } from "./state.js";
 
-const REACH = 1.3; // a plane goes from −REACH to REACH
-const SIDE = 320; // its size in its own units
-const MOST = 10;
+const START = { t: 0, line: 2 };
+const END = { t: 99, line: 8 }; // the last step, however many there are
 
 const PRESETS = {
-  "agreeing": [[[0.8, 0.5], [-0.5, 0.7]], [[0.7, 0.65], [0.7, -0.4]], [[0.9, 0.35], [-0.6, -0.6]]],
-  "one outlier": [[[0.8, 0.5], [-0.3, 0.6]], [[0.7, 0.65], [0.5, -0.5]], [[0.85, 0.35], [-0.6, -0.3]], [[-0.7, 0.5], [0.1, 0.9]]],
-  "opposed": [[[0.9, 0.2], [0.3, 0.8]], [[-0.9, -0.1], [0.1, 0.9]], [[0.8, 0.1], [-0.2, 0.7]], [[-0.8, -0.25], [0.4, 0.7]]],
-  "two camps": [[[0.9, 0.4], [0.2, -0.2]], [[0.8, 0.6], [-0.2, 0.1]], [[0.1, -0.3], [-0.8, 0.5]], [[-0.2, 0.1], [-0.9, 0.35]]],
+  "Agreeing": [[[0.8, 0.5], [-0.5, 0.7]], [[0.7, 0.65], [0.7, -0.4]], [[0.9, 0.35], [-0.6, -0.6]]],
+  "One outlier": [[[0.8, 0.5], [-0.3, 0.6]], [[0.7, 0.65], [0.5, -0.5]], [[0.85, 0.35], [-0.6, -0.3]], [[-0.7, 0.5], [0.1, 0.9]]],
+  "Opposed": [[[0.9, 0.2], [0.3, 0.8]], [[-0.9, -0.1], [0.1, 0.9]], [[0.8, 0.1], [-0.2, 0.7]], [[-0.8, -0.25], [0.4, 0.7]]],
+  "Two groups": [[[0.9, 0.4], [0.2, -0.2]], [[0.8, 0.6], [-0.2, 0.1]], [[0.1, -0.3], [-0.8, 0.5]], [[-0.2, 0.1], [-0.9, 0.35]]],
 };
 
-const LINES = [
-  { line: 1, indent: 0, code: "routing(û, r)", note: "" },
-  { line: 2, indent: 1, code: "for all i, j:  bᵢⱼ ← 0", note: "", card: "b" },
-  { line: 3, indent: 1, code: "r times:", note: "" },
-  { line: 4, indent: 2, code: "for all i:  cᵢ ← softmax(bᵢ)", note: "Eq. 3", card: "c" },
-  { line: 5, indent: 2, code: "for all j:  sⱼ ← Σᵢ cᵢⱼ ûⱼ|ᵢ", note: "Eq. 2", card: "s" },
-  { line: 6, indent: 2, code: "for all j:  vⱼ ← squash(sⱼ)", note: "Eq. 1", card: "v" },
-  { line: 7, indent: 2, code: "for all i, j:  bᵢⱼ ← bᵢⱼ + ûⱼ|ᵢ · vⱼ", note: "", card: "b" },
-  { line: 8, indent: 1, code: "return vⱼ", note: "" },
-];
-
 export function mount(root, lab) {
-  const view = { root, lab, trace: null, asked: "", planes: [], playing: 0 };
+  const view = { root, lab, answer: null, asked: "", planes: [], playing: 0, controls: [] };
   view.newest = new Newest(
-    ({ votes, iterations }) => lab.api.hand(votes, iterations),
-    (trace, question) => received(view, trace, question),
+    ({ votes, first, second }) => Promise.all([first, second].map(({ name, options }) => lab.api.hand(votes, name, options))),
+    (traces, question) => received(view, traces, question),
     (error) => failed(view, error),
   );
   root.append(html("div", { class: "hand" },
     html("section", { class: "hand-left", "aria-label": "Votes" }, head(view), planes(view), numbers(view)),
-    html("section", { class: "hand-right", "aria-label": "Procedure 1" }, controls(view), procedure(view), said(view), squashCurve(view))));
+    html("section", { class: "hand-right", "aria-label": "Algorithm" }, summaries(view), controls(view), procedure(view), said(view), squashCurve(view))));
   root.addEventListener("keydown", (event) => onKey(view, event));
-  lab.on(() => onFrame(view));
+  lab.on((_, changed) => onFrame(view, changed));
 }
 
-/** Asked again when the server is back, or has less to do; a refusal stays one. */
+/** Ask again when the server is back or less busy; other errors stay. */
 function failed(view, error) {
   const again = () => {
     view.asked = "";
@@ -52,25 +47,45 @@ function failed(view, error) {
   if (error.status === 503) setTimeout(again, 1000);
 }
 
-const subscript = (...indices) => indices.map((n) => String.fromCharCode(0x2080 + n + 1)).join("");
-const vector = ([x, y]) => `(${number(x)}, ${number(y)})`;
+// ---------------------------------------------------------------- the two algorithms and the current step
 
-// ---------------------------------------------------------------- where we are in the procedure
-
-/** Every stop of Procedure 1: line 2 once, lines 4 to 7 in each round (the last needs no 7), then the return. */
-function stops(iterations) {
-  const list = [{ t: 0, line: 2 }];
-  for (let t = 0; t < iterations; t++) {
-    for (const line of t === iterations - 1 ? [4, 5, 6] : [4, 5, 6, 7]) list.push({ t, line });
-  }
-  return [...list, { t: iterations - 1, line: 8 }];
+/** The chosen algorithm and the one it is compared with, each as the server describes it, with the options in use. */
+function shown({ lab }) {
+  const { routing, against, options } = lab.state.hand;
+  const find = (name) => lab.routings.find((one) => one.name === name);
+  const first = find(routing) ?? find("dynamic");
+  const usual = find(first.name === "dynamic" ? "uniform" : "dynamic");
+  const second = against === first.name ? usual : find(against) ?? usual;
+  return { first: inUse(first, options), second: inUse(second, options) };
 }
 
-function position({ lab }) {
-  const { iterations, t, line } = lab.state.hand;
-  const list = stops(iterations);
+/** Options that both algorithms have, such as the number of iterations, are shared. */
+function inUse(offer, changes) {
+  const options = Object.fromEntries(offer.options.map((control) => [control.name, optionValue(control, changes[control.name])]));
+  return { name: offer.name, offer, options };
+}
+
+/** The answer to what is shown; that to other votes is good enough until theirs arrives. */
+function answered(view) {
+  const { votes } = view.lab.state.hand;
+  const { answer } = view;
+  if (!answer || answer.votes.length !== votes.length || answer.votes[0].length !== votes[0].length) return null;
+  return settings(answer) === settings(shown(view)) ? answer : null;
+}
+
+const settings = ({ first, second }) => JSON.stringify([first, second].map(({ name, options }) => [name, options]));
+
+function described(view) {
+  const { first } = shown(view);
+  const trace = answered(view)?.traces[0];
+  return first.name === "dynamic" ? lineByLine(first.options, trace) : stepwise(first.offer, trace);
+}
+
+function position(view) {
+  const { t, line } = view.lab.state.hand;
+  const list = described(view).stops;
   const found = list.findIndex((stop) => stop.t === t && stop.line === line);
-  return { list, at: Math.max(0, found) };
+  return { list, at: found >= 0 ? found : t > list.at(-1).t ? list.length - 1 : list.findIndex((stop) => stop.t === t) };
 }
 
 function go(view, by) {
@@ -78,39 +93,35 @@ function go(view, by) {
   view.lab.update({ hand: list[Math.max(0, Math.min(list.length - 1, at + by))] });
 }
 
-/** What is known at a stop: each number of this round, or of the round before (then it is old), or nothing yet. */
-function known({ logits, couplings, s, v, agreement }, { t, line }) {
-  const now = (list, from) => (line >= from ? { value: list[t], old: false } : { value: list[t - 1], old: true });
-  const done = line === 8;
-  const grown = logits[t].map((row, i) => row.map((b, j) => b + (line === 7 ? agreement[t][i][j] : 0)));
-  return {
-    b: { value: grown, old: false },
-    c: now(couplings, 4),
-    s: now(s, 5),
-    v: now(v, 6),
-    agreement: line === 7 || done ? { value: agreement[t], old: false } : { value: agreement[t - 1], old: true },
-  };
-}
-
 // ---------------------------------------------------------------- server
 
 function ask(view) {
-  const { votes, iterations } = view.lab.state.hand;
-  const key = JSON.stringify([votes, iterations]);
+  const question = { votes: view.lab.state.hand.votes, ...shown(view) };
+  const key = JSON.stringify(question.votes) + settings(question);
   if (key === view.asked) return;
   view.asked = key;
-  view.newest.request({ votes, iterations });
+  view.newest.request(question);
 }
 
-function received(view, trace, question) {
-  view.trace = { ...trace, iterations: question.iterations, votes: question.votes };
+function received(view, traces, question) {
+  view.answer = { traces, ...question };
   view.lab.poke("hand-trace");
 }
 
-function onFrame(view) {
-  if (view.lab.state.view !== "hand") return stop(view);
+function onFrame(view, changed) {
+  if (changed.has("models")) fillChoice(view);
+  if (view.lab.state.view !== "hand" || !view.lab.routings.length) return stop(view);
+  warnAboutUnknown(view);
   if (view.lab.status !== "gone") ask(view);
   paint(view);
+}
+
+/** A link may name an algorithm that this server does not have. */
+function warnAboutUnknown({ lab }) {
+  const { routing } = lab.state.hand;
+  if (lab.routings.some(({ name }) => name === routing)) return;
+  lab.notice(`This server has no routing “${routing}”, so the page shows dynamic.`);
+  lab.update({ hand: { routing: "dynamic" } });
 }
 
 // ---------------------------------------------------------------- building
@@ -118,13 +129,13 @@ function onFrame(view) {
 function head(view) {
   const { lab } = view;
   const take = (name) => html("button", { type: "button", "data-preset": name,
-    onclick: () => lab.update({ hand: { votes: PRESETS[name], t: 0, line: 2 } }) }, name);
-  view.less = html("button", { type: "button", class: "icon", "aria-label": "one lower capsule fewer", onclick: () => resize(view, -1) }, "−");
-  view.more = html("button", { type: "button", class: "icon", "aria-label": "one lower capsule more", onclick: () => resize(view, 1) }, "+");
+    onclick: () => lab.update({ hand: { votes: PRESETS[name], ...(shown(view).first.name === "dynamic" ? START : END) } }) }, name);
+  view.less = html("button", { type: "button", class: "icon", "aria-label": "Fewer lower capsules", onclick: () => resize(view, -1) }, "−");
+  view.more = html("button", { type: "button", class: "icon", "aria-label": "More lower capsules", onclick: () => resize(view, 1) }, "+");
   view.count = html("output", { class: "num" });
   return html("div", { class: "hand-head" },
-    html("div", {}, html("h2", {}, "Routing by hand"),
-      html("p", { class: "small muted" }, "Each lower capsule votes for every upper one. Drag a vote, or move it with the arrow keys.")),
+    html("h2", {}, "Routing by hand"), choice(view),
+    html("p", { class: "small muted" }, "Each lower capsule votes for every upper capsule. Drag a vote, or move it with the arrow keys."),
     html("div", { class: "row" }, ...Object.keys(PRESETS).map(take)),
     html("div", { class: "row tight" }, view.less, view.count, view.more));
 }
@@ -139,92 +150,59 @@ function resize({ lab }, by) {
 
 function planes(view) {
   view.planesRow = html("div", { class: "planes" });
+  view.couplings = buildCouplings();
   return view.planesRow;
-}
-
-/** The plane of upper capsule j, with one arrow for each vote. */
-function plane(view, j, lowers) {
-  const arrow = (kind) => ({ line: svg("line", { class: `${kind}-line` }), head: svg("path", { class: `${kind}-head` }) });
-  const votes = Array.from({ length: lowers }, (_, i) => ({ ...arrow("vote"), handle: handle(view, i, j) }));
-  const sum = arrow("sum"), out = arrow("out");
-  const picture = svg("svg", { viewBox: `0 0 ${SIDE} ${SIDE}`, class: "plane", "data-upper": j, role: "group", "aria-label": `upper capsule ${j + 1}` },
-    svg("line", { class: "axis", x1: 0, x2: SIDE, y1: SIDE / 2, y2: SIDE / 2 }),
-    svg("line", { class: "axis", x1: SIDE / 2, x2: SIDE / 2, y1: 0, y2: SIDE }),
-    svg("circle", { class: "unit", cx: SIDE / 2, cy: SIDE / 2, r: SIDE / 2 / REACH }),
-    ...votes.flatMap(({ line, head: tip }) => [line, tip]), sum.line, sum.head, out.line, out.head,
-    ...votes.map((vote) => vote.handle));
-  const caption = html("figcaption", { class: "num" });
-  return { j, votes, sum, out, caption, figure: html("figure", {}, caption, picture) };
-}
-
-function handle(view, i, j) {
-  const knob = svg("g", {
-    class: "handle", tabindex: 0, role: "slider", "aria-roledescription": "vote", "data-vote": `${i}-${j}`, "data-card": "u_hat",
-    "aria-valuemin": -REACH, "aria-valuemax": REACH,
-    onpointerdown: (event) => grab(view, j, event),
-    onpointermove: (event) => {
-      if (knob.hasPointerCapture(event.pointerId)) moveTo(view, i, j, toVector(event));
-    },
-    onkeydown: (event) => nudge(view, i, j, event),
-  }, svg("circle", { r: 16, class: "reach" }), svg("circle", { r: 9, class: "knob" }), svg("text", { "text-anchor": "middle", y: 4 }, String(i + 1)));
-  return knob;
-}
-
-/** Handles may lie over one another: the one nearest to the pointer is meant, not the one on top. */
-function grab(view, j, event) {
-  const [x, y] = toVector(event);
-  const far = view.lab.state.hand.votes.map((row) => Math.hypot(row[j][0] - x, row[j][1] - y));
-  const { handle: meant } = view.planes[j].votes[far.indexOf(Math.min(...far))];
-  meant.setPointerCapture(event.pointerId);
-  meant.focus({ preventScroll: true });
-  event.preventDefault(); // or the browser would focus the one on top
-}
-
-function toVector(event) {
-  const box = event.currentTarget.ownerSVGElement.getBoundingClientRect();
-  const across = (event.clientX - box.left) / box.width, down = (event.clientY - box.top) / box.height;
-  return [(2 * across - 1) * REACH, (1 - 2 * down) * REACH];
-}
-
-function moveTo({ lab }, i, j, [x, y]) {
-  const tidy = (value) => Math.round(100 * Math.max(-REACH, Math.min(REACH, value))) / 100;
-  const votes = lab.state.hand.votes.map((row) => [...row]);
-  votes[i][j] = [tidy(x), tidy(y)];
-  lab.update({ hand: { votes } });
-}
-
-function nudge(view, i, j, event) {
-  const moves = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, 1], ArrowDown: [0, -1] };
-  const move = moves[event.key];
-  if (!move) return;
-  event.preventDefault();
-  event.stopPropagation(); // elsewhere in the view these keys step through the lines
-  const [x, y] = view.lab.state.hand.votes[i][j];
-  const by = event.shiftKey ? 0.01 : 0.05;
-  moveTo(view, i, j, [x + by * move[0], y + by * move[1]]);
 }
 
 function numbers(view) {
   view.table = html("table", { class: "num hand-numbers" });
-  return html("div", { class: "hand-scroll", tabindex: 0, role: "region", "aria-label": "Every number" }, view.table);
+  return html("div", { class: "hand-scroll", tabindex: 0, role: "region", "aria-label": "All numbers" }, view.table);
+}
+
+/** Which algorithm, and the one it is compared with. */
+function choice(view) {
+  const { lab } = view;
+  view.choose = html("select", { id: "hand-routing", "aria-label": "Algorithm", onchange: ({ target }) => {
+    stop(view);
+    lab.update({ hand: { routing: target.value, ...END } }); // where the couplings differ most
+  } });
+  view.against = html("select", { id: "hand-against", "aria-label": "Algorithm to compare with",
+    onchange: ({ target }) => lab.update({ hand: { against: target.value } }) });
+  return html("div", { class: "row" }, html("span", { class: "swatch" }, view.choose), "compared with", html("span", { class: "swatch b" }, view.against));
+}
+
+/** What the two algorithms do. */
+function summaries(view) {
+  view.summaries = ["swatch", "swatch b"].map((kind) => html("p", { class: `small ${kind}` }));
+  return html("div", { class: "hand-summaries" }, ...view.summaries);
+}
+
+function fillChoice(view) {
+  for (const select of [view.choose, view.against]) {
+    select.replaceChildren(...view.lab.routings.map(({ name }) => html("option", { value: name }, name)));
+  }
+}
+
+function paintChoice(view, { first, second }) {
+  view.choose.value = first.name;
+  view.against.value = second.name;
+  for (const option of view.against.options) option.disabled = option.value === first.name;
+  [first, second].forEach(({ offer }, k) => say(view.summaries[k], offer.summary));
+  if (view.controlsOf === first.name) return;
+  view.controlsOf = first.name;
+  view.controls = optionControls(first.offer.options, { prefix: "hand-", origin: "The default is",
+    change: (name, value) => view.lab.update({ hand: { options: { [name]: value }, ...(first.name === "dynamic" ? START : END) } }) });
+  view.options.replaceChildren(...view.controls.map(({ node }) => node));
 }
 
 function controls(view) {
-  const { lab } = view;
-  view.back = html("button", { type: "button", class: "icon", "aria-label": "one line back", onclick: () => { stop(view); go(view, -1); } }, "‹");
-  view.step = html("button", { type: "button", id: "hand-step", class: "primary", onclick: () => { stop(view); go(view, 1); } }, "Next line ›");
+  view.back = html("button", { type: "button", class: "icon", "aria-label": "Back", onclick: () => { stop(view); go(view, -1); } }, "‹");
+  view.step = html("button", { type: "button", id: "hand-step", class: "primary", onclick: () => { stop(view); go(view, 1); } });
   view.play = html("button", { type: "button", id: "hand-play", onclick: () => toggle(view) });
-  view.restart = html("button", { type: "button", onclick: () => { stop(view); lab.update({ hand: { t: 0, line: 2 } }); } }, "Restart");
-  const change = (by) => {
-    const iterations = Math.max(1, Math.min(MOST, lab.state.hand.iterations + by));
-    lab.update({ hand: { iterations, t: 0, line: 2 } });
-  };
-  view.fewer = html("button", { type: "button", class: "icon", "aria-label": "fewer iterations", onclick: () => change(-1) }, "−");
-  view.rounds = html("output", { class: "num" });
-  view.further = html("button", { type: "button", class: "icon", "aria-label": "more iterations", onclick: () => change(1) }, "+");
+  view.restart = html("button", { type: "button", onclick: () => { stop(view); view.lab.update({ hand: position(view).list[0] }); } }, "Restart");
+  view.options = html("div", { class: "row routing-controls" });
   return html("div", { class: "hand-controls" },
-    html("div", { class: "row" }, view.back, view.step, view.play, view.restart),
-    html("div", { class: "row tight" }, view.fewer, view.rounds, view.further));
+    html("div", { class: "row" }, view.back, view.step, view.play, view.restart), view.options);
 }
 
 function toggle(view) {
@@ -246,22 +224,34 @@ function stop(view) {
   view.lab.poke("hand");
 }
 
+/** Space plays and arrow keys step, unless the focused control uses the key itself. */
 function onKey(view, event) {
-  if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest(".hand-scroll")) return;
-  if (event.key === "ArrowRight") go(view, 1);
-  else if (event.key === "ArrowLeft") go(view, -1);
-  else if (event.key === " " && event.target.tagName !== "BUTTON") toggle(view);
+  const { target, key } = event;
+  if (event.ctrlKey || event.metaKey || event.altKey || target.closest(".hand-scroll, select, input[type=number]")) return;
+  if (key === "ArrowRight") go(view, 1);
+  else if (key === "ArrowLeft") go(view, -1);
+  else if (key === " " && !target.closest("button, input")) toggle(view);
   else return;
   event.preventDefault();
 }
 
 function procedure(view) {
-  view.lines = LINES.map(({ line, indent, code, note, card }) =>
-    html("li", { class: `indent-${indent}`, "data-line": line, "data-card": card ?? null },
-      html("span", { class: "line-number num", "aria-hidden": "true" }, line === 8 ? "" : String(line)),
-      html("code", {}, code), html("span", { class: "small muted" }, note)));
+  view.title = html("span");
   view.round = html("span", { class: "small muted num" });
-  return html("div", {}, html("h3", { class: "row" }, "Procedure 1", view.round), html("ol", { class: "procedure" }, ...view.lines));
+  view.list = html("ol", { class: "procedure" });
+  return html("div", {}, html("h3", { class: "row" }, view.title, view.round), view.list);
+}
+
+/** The lines of the algorithm; those of steps contain numbers. */
+function buildLines(view, lines) {
+  const key = JSON.stringify(lines);
+  if (view.linesOf === key) return;
+  view.linesOf = key;
+  view.lines = lines.map(({ line, label, indent, code, note, card }) =>
+    html("li", { class: `indent-${indent}`, "data-line": line, "data-card": card ?? null },
+      html("span", { class: "line-number num", "aria-hidden": "true" }, label ?? String(line)),
+      html("code", {}, code), html("span", { class: "small muted" }, note)));
+  view.list.replaceChildren(...view.lines);
 }
 
 function said(view) {
@@ -281,25 +271,32 @@ function squashCurve(view) {
     svg("text", { x: x(3), y: y(0) + 14, "text-anchor": "end" }, "‖s‖ = 3"), svg("text", { x: x(0) + 6, y: y(1) - 5 }, "‖v‖"));
   const line = svg("polyline", { class: "curve", points: points.map(([s, v]) => `${x(s)},${y(v)}`).join(" ") });
   view.squashAt = (s) => [x(Math.min(3, s)), y((s * s) / (1 + s * s))];
-  return html("figure", { class: "squash", "data-card": "squash" },
-    html("h3", {}, "Squash, Eq. 1: short vectors shrink to nothing, long ones stay just below one"),
-    svg("svg", { viewBox: "0 0 320 114", role: "img", "aria-label": "the squash curve" }, axes, line, view.dots));
+  view.squash = html("figure", { class: "squash", "data-card": "squash" },
+    html("h3", {}, "Squash (Eq. 1): from the length of s to that of v"),
+    svg("svg", { viewBox: "0 0 320 114", role: "img", "aria-label": "Squash curve: the length of v over the length of s" }, axes, line, view.dots));
+  return view.squash;
 }
 
 // ---------------------------------------------------------------- painting
 
 function paint(view) {
-  const { votes, iterations } = view.lab.state.hand;
+  const { votes } = view.lab.state.hand;
+  const both = shown(view), answer = answered(view), algorithm = described(view);
   const { list, at } = position(view);
   rebuild(view, votes.length, votes[0].length);
-  paintControls(view, list, at, iterations, votes.length);
-  const fits = view.trace && view.trace.iterations === iterations && view.trace.votes.length === votes.length && view.trace.votes[0].length === votes[0].length;
-  const now = fits ? known(view.trace, list[at]) : null;
-  view.planes.forEach((one) => paintPlane(view, one, votes, now));
+  paintChoice(view, both);
+  buildLines(view, algorithm.lines);
+  paintControls(view, algorithm, list, at, votes.length, both.first);
+  const now = answer && algorithm.known(list[at]);
+  for (const one of view.planes) paintPlane(one, votes, now);
   if (!now) return;
-  paintTable(view, votes, now, list[at].line);
-  say(view.said, explain(view.trace, votes, list[at]));
-  paintSquash(view, now);
+  paintTable(view, votes, now, algorithm, list[at], both.first.offer);
+  say(view.said, algorithm.explain(votes, list[at]));
+  view.squash.classList.toggle("gone", !now.s);
+  if (now.s) paintSquash(view, now);
+  const last = list[at].t === list.at(-1).t;
+  const pair = [both.first, both.second].map(({ name }, k) => ({ name, couplings: answer.traces[k].couplings }));
+  paintCouplings(view.couplings, pair, last ? Infinity : list[at].t);
 }
 
 function rebuild(view, lowers, uppers) {
@@ -307,22 +304,22 @@ function rebuild(view, lowers, uppers) {
   if (view.shape === shape) return;
   view.shape = shape;
   view.planes = Array.from({ length: uppers }, (_, j) => plane(view, j, lowers));
-  view.planesRow.replaceChildren(...view.planes.map(({ figure }) => figure));
-  view.table.replaceChildren();
+  view.planesRow.replaceChildren(...view.planes.map(({ figure }) => figure), view.couplings.figure);
 }
 
-function paintControls(view, list, at, iterations, lowers) {
-  const { t, line } = list[at];
-  view.back.disabled = at === 0;
+function paintControls(view, algorithm, list, at, lowers, { name, options }) {
+  const { line } = list[at];
+  view.back.disabled = view.restart.disabled = at === 0;
   view.step.disabled = at === list.length - 1;
+  say(view.step, name === "dynamic" ? "Next line ›" : "Next step ›");
+  view.play.disabled = list.length === 1;
   say(view.play, view.playing ? "❚❚ Pause" : "▶ Play");
-  say(view.rounds, `${iterations} ${iterations === 1 ? "iteration" : "iterations"}`);
-  view.fewer.disabled = iterations <= 1;
-  view.further.disabled = iterations >= MOST;
+  for (const { option, show } of view.controls) show(options[option.name]);
   say(view.count, `${lowers} lower capsules`);
   view.less.disabled = lowers <= 2;
   view.more.disabled = lowers >= 6;
-  say(view.round, line === 2 ? "before the first round" : line === 8 ? "done" : `round ${t + 1} of ${iterations}`);
+  say(view.title, algorithm.title);
+  say(view.round, algorithm.round(list[at]));
   for (const item of view.lines) {
     const lit = Number(item.dataset.line) === line;
     item.classList.toggle("lit", lit);
@@ -331,96 +328,48 @@ function paintControls(view, list, at, iterations, lowers) {
   }
 }
 
-const onPlane = ([x, y]) => [SIDE / 2 + (x / REACH) * (SIDE / 2), SIDE / 2 - (y / REACH) * (SIDE / 2)];
+const TEXTS = { vote: vector, s: vector, v: vector, variance: (pair) => vector(pair.map(Math.sqrt)) };
+const text = (key, value) => (TEXTS[key] ?? ((one) => number(one, 3)))(value);
 
-function paintPlane(view, { j, votes: arrows, sum, out, caption }, votes, now) {
-  arrows.forEach((arrow, i) => {
-    const share = now?.c.value ? now.c.value[i][j] : 0.5;
-    placeArrow(arrow, votes[i][j], 1 + 5 * share, 9);
-    const [x, y] = onPlane(votes[i][j]);
-    set(arrow.handle, {
-      transform: `translate(${x} ${y})`, "aria-label": `vote of lower capsule ${i + 1} for upper capsule ${j + 1}`,
-      "aria-valuenow": votes[i][j][0], "aria-valuetext": `x ${number(votes[i][j][0])}, y ${number(votes[i][j][1])}`, "data-value": vector(votes[i][j]),
-    });
-  });
-  hide(sum, !now?.s.value);
-  hide(out, !now?.v.value);
-  if (now?.s.value) placeArrow(sum, now.s.value[j], 1.5, 7);
-  if (now?.v.value) placeArrow(out, now.v.value[j], 4, 12);
-  const length = now?.v.value ? Math.hypot(...now.v.value[j]) : null;
-  say(caption, `Upper capsule ${j + 1}${length === null ? "" : `:  ‖v${subscript(j)}‖ = ${number(length)}`}`);
-}
-
-function hide({ line, head: tip }, hidden) {
-  for (const part of [line, tip]) part.classList.toggle("gone", hidden);
-}
-
-function placeArrow({ line, head: tip }, to, width, size) {
-  const [x0, y0] = onPlane([0, 0]), [x1, y1] = onPlane(to);
-  const angle = Math.atan2(y1 - y0, x1 - x0);
-  size = Math.min(size, 0.7 * Math.hypot(x1 - x0, y1 - y0)); // a short arrow has a small head
-  const corner = (turn) => `${x1 + size * Math.cos(angle + turn)} ${y1 + size * Math.sin(angle + turn)}`;
-  set(line, { x1: x0, y1: y0, x2: x1 - 0.6 * size * Math.cos(angle), y2: y1 - 0.6 * size * Math.sin(angle), "stroke-width": width });
-  set(tip, { d: size < 1 ? "" : `M ${x1} ${y1} L ${corner(2.7)} L ${corner(-2.7)} Z` });
-}
-
-/** Every number: a row for each lower capsule, then s_j, v_j and its length; what this line computes is lit. */
-function paintTable(view, votes, now, line) {
+/** All numbers: a row per lower capsule, then rows per upper capsule; what the current line computes is highlighted. */
+function paintTable(view, votes, now, { columns, rows, lit }, stop, offer) {
   const uppers = votes[0].length;
-  if (!view.table.childElementCount) buildTable(view, votes.length, uppers);
-  const lit = { 2: ["b"], 4: ["c"], 5: ["s"], 6: ["v", "length"], 7: ["agreement", "b"], 8: ["v", "length"] }[line];
-  const put = (key, i, j, text, old) => {
-    const cell = view.cells.get(`${key}/${i}/${j}`);
-    say(cell, text);
-    set(cell, { "data-value": text });
+  buildTable(view, votes.length, uppers, columns, rows, offer);
+  const put = (key, i, j, { value, old }, pick) => {
+    const cell = view.cells.get(`${key}/${i}/${j}`), found = value ? text(key, pick(value)) : "·";
+    say(cell, found);
+    set(cell, { "data-value": found });
     cell.classList.toggle("old", old);
-    cell.classList.toggle("lit", lit.includes(key));
+    cell.classList.toggle("lit", lit(stop).includes(key));
   };
+  const known = { ...now, vote: { value: votes, old: false } };
   for (let j = 0; j < uppers; j++) {
-    votes.forEach((row, i) => {
-      put("vote", i, j, vector(row[j]), false);
-      for (const key of ["b", "c", "agreement"]) put(key, i, j, now[key].value ? number(now[key].value[i][j], 3) : "·", now[key].old);
-    });
-    for (const key of ["s", "v"]) put(key, 0, j, now[key].value ? vector(now[key].value[j]) : "·", now[key].old);
-    put("length", 0, j, now.v.value ? number(Math.hypot(...now.v.value[j]), 3) : "·", now.v.old);
+    for (const key of Object.keys(columns)) votes.forEach((_, i) => put(key, i, j, known[key], (value) => value[i][j]));
+    for (const key of Object.keys(rows)) put(key, 0, j, known[key], (value) => value[j]);
   }
 }
 
-function buildTable(view, lowers, uppers) {
+function buildTable(view, lowers, uppers, columns, rows, { own_activations: own }) {
+  const shape = JSON.stringify([lowers, uppers, columns, rows]);
+  if (view.tableOf === shape) return;
+  view.tableOf = shape;
   view.cells = new Map();
+  const cards = { vote: "u_hat", a: own ? "activation" : "length" };
   const cell = (key, i, j, span) => {
-    const made = html("td", { colspan: span ?? 1, "data-card": { vote: "u_hat", length: "length" }[key] ?? key });
+    const made = html("td", { colspan: span ?? 1, "data-card": cards[key] ?? key });
     view.cells.set(`${key}/${i}/${j}`, made);
     return made;
   };
   const js = Array.from({ length: uppers }, (_, j) => j);
-  const foot = (key, name) => html("tr", { class: "foot" }, html("th", { scope: "row" }, name), ...js.map((j) => cell(key, 0, j, 4)));
+  const across = Object.keys(columns).length;
+  const foot = (key, name) => html("tr", { class: "foot" }, html("th", { scope: "row" }, name), ...js.map((j) => cell(key, 0, j, across)));
   view.table.replaceChildren(
     html("thead", {},
-      html("tr", {}, html("td"), ...js.map((j) => html("th", { colspan: 4, scope: "colgroup", class: "upper" }, `upper ${j + 1}`))),
-      html("tr", {}, html("th", { scope: "col" }, "i"), ...js.flatMap(() => ["û", "b", "c", "û·v"].map((name) => html("th", { scope: "col" }, name))))),
+      html("tr", {}, html("td"), ...js.map((j) => html("th", { colspan: across, scope: "colgroup", class: "upper" }, `upper capsule ${j + 1}`))),
+      html("tr", {}, html("th", { scope: "col" }, "i"), ...js.flatMap(() => Object.values(columns).map((name) => html("th", { scope: "col" }, name))))),
     html("tbody", {}, ...Array.from({ length: lowers }, (_, i) =>
-      html("tr", {}, html("th", { scope: "row" }, String(i + 1)), ...js.flatMap((j) => ["vote", "b", "c", "agreement"].map((key) => cell(key, i, j)))))),
-    html("tfoot", {}, foot("s", "s"), foot("v", "v"), foot("length", "‖v‖")));
-}
-
-/** The current line with its numbers, for the first capsule that it is about. */
-function explain({ logits, couplings, s, v, agreement }, votes, { t, line }) {
-  const b = logits[t][0], c = couplings[t], one = subscript(0), oneOne = subscript(0, 0);
-  if (line === 2) return "No vote counts more than another yet: every logit is zero.";
-  if (line === 4) {
-    const powers = b.map((value) => `e^${number(value)}`);
-    return `c${oneOne} = ${powers[0]} / (${powers.join(" + ")}) = ${number(c[0][0], 3)}.  Each row of c adds up to one.`;
-  }
-  if (line === 5) {
-    const terms = votes.map((row, i) => `${number(c[i][0])}·${vector(row[0])}`);
-    return `s${one} = ${terms.join(" + ")} = ${vector(s[t][0])}.`;
-  }
-  const length = Math.hypot(...s[t][0]);
-  if (line === 6) return `‖s${one}‖ = ${number(length)} becomes ‖v${one}‖ = ${number(length ** 2)} / ${number(1 + length ** 2)} = ${number(Math.hypot(...v[t][0]))}; the direction stays.`;
-  if (line === 7) return `b${oneOne} = ${number(b[0])} + ${vector(votes[0][0])} · ${vector(v[t][0])} = ${number(b[0] + agreement[t][0][0])}.  A vote that agrees will count more.`;
-  const best = v[t].map((value) => Math.hypot(...value)).reduce((a, value, j, all) => (value > all[a] ? j : a), 0);
-  return `Upper capsule ${best + 1} is the longest, ${number(Math.hypot(...v[t][best]))}: its votes, each times its coupling, add up to the longest sum.`;
+      html("tr", {}, html("th", { scope: "row" }, String(i + 1)), ...js.flatMap((j) => Object.keys(columns).map((key) => cell(key, i, j)))))),
+    html("tfoot", {}, ...Object.entries(rows).map(([key, name]) => foot(key, name))));
 }
 
 function paintSquash(view, now) {

@@ -1,4 +1,4 @@
-// The top row: which model, which view, light or dark; and the sentence at the page's foot.
+// The top row: model, view, light or dark; and the message at the bottom of the page.
 
 import { html, say, set } from "./elements.js";
 import { recall, remember } from "./memory.js";
@@ -13,12 +13,12 @@ export function mount(root, lab) {
   models(root, lab);
   notices(document.getElementById("notice"), lab);
   document.querySelector(".skip").addEventListener("click", (event) => {
-    event.preventDefault(); // the fragment is the state's
+    event.preventDefault(); // the fragment contains the state
     document.getElementById("panel-input").focus();
   });
 }
 
-/** Light, dark, or as the system says; kept in this browser only. */
+/** Light, dark or the setting of the system; remembered in this browser only. */
 function theme(button, lab) {
   const system = matchMedia("(prefers-color-scheme: dark)");
   let choice = THEMES.includes(recall("theme")) ? recall("theme") : "auto";
@@ -66,8 +66,8 @@ function models(root, lab) {
   select.addEventListener("change", () => lab.update({ model: select.value }));
   lab.on((_, changed) => {
     if (changed.has("models")) {
-      select.replaceChildren(...lab.models.map(({ name, kind }) =>
-        html("option", { value: name }, kind === "cnn" ? `${name} (CNN)` : name)));
+      select.replaceChildren(...lab.models.map(({ name, kind, capsules }) =>
+        html("option", { value: name }, capsules ? name : `${name} (${kind === "cnn" ? "CNN" : kind})`)));
     }
     if (lab.model && (changed.has("model") || changed.has("models"))) {
       select.value = lab.model.name;
@@ -88,12 +88,12 @@ export function millions(count) {
   return count >= 1e6 ? `${(count / 1e6).toFixed(2)} million` : count.toLocaleString("en");
 }
 
-/** Sentences fade after a while; a lost server stays until it is back. */
+/** Messages fade after a while; that of a lost server stays until it is back. */
 function notices(box, lab) {
   let timer = 0;
   const hide = () => {
     delete box.dataset.shown;
-    timer = setTimeout(() => say(box, ""), FADED_MILLISECONDS); // or it would not be read out a second time
+    timer = setTimeout(() => say(box, ""), FADED_MILLISECONDS); // so that the same message is announced again
   };
   const show = (sentence, kind) => {
     clearTimeout(timer);
@@ -104,8 +104,8 @@ function notices(box, lab) {
   };
   lab.on((_, changed) => {
     if (changed.has("status")) {
-      if (lab.status === "gone") show("The server is gone. Waiting for it to come back …", "gone");
-      else if (box.dataset.kind === "gone" && box.dataset.shown !== undefined) show("The server is back.", "said");
+      if (lab.status === "gone") show("The Lab server is not running. Waiting for it to restart …", "gone");
+      else if (box.dataset.kind === "gone" && box.dataset.shown !== undefined) show("The Lab server is back.", "said");
     }
     if (changed.has("notice") && lab.status !== "gone") show(lab.transient.notice.sentence, "said");
   });

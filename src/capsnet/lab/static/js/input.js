@@ -1,6 +1,6 @@
-// Panel 1: draw a digit, pick a test digit, bring an image, or lay two digits over one another; turn, scale, shear and
-// move it; and beside it what the network sees. The canvas is in stage.js, its handles are in grips.js, and what each
-// way of input offers below the canvas is in tools.js.
+// Panel 1: draw a digit, choose a test digit, open an image or overlap two digits; rotate, scale, shear and move the
+// input; and see what the network sees. The canvas is in stage.js, its handles are in grips.js, and the tools below the
+// canvas are in tools.js.
 
 import { html, number, say, set, svg } from "./elements.js";
 import { SLIDERS, limited, rangeOf } from "./grips.js";
@@ -37,7 +37,7 @@ function modes(lab) {
   const button = (mode) =>
     html("button", { type: "button", role: "radio", "data-mode": mode, onclick: () => choose(lab, mode) }, MODES[mode]);
   const buttons = names.map(button);
-  const about = { class: "segments wide", role: "radiogroup", "aria-label": "Where the input comes from" };
+  const about = { class: "segments wide", role: "radiogroup", "aria-label": "Kind of input" };
   const group = html("div", about, ...buttons);
   group.addEventListener("keydown", (event) => {
     const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
@@ -56,22 +56,22 @@ function modes(lab) {
   return group;
 }
 
-let before = null; // the model that overlap mode took the place of
+let before = null; // the model that overlap mode replaced
 
-/** Two digits need a network that was taught to see two: change to one, say so, and change back afterwards. */
+/** Overlapping digits need a multi-label model: change to one, with a message, and change back afterwards. */
 function choose(lab, mode) {
   const patch = { input: { mode } };
-  const two = lab.models.find((model) => model.multi_label && model.kind === "capsnet");
+  const two = lab.models.find((model) => model.multi_label && model.capsules);
   if (mode === "overlap" && lab.model && !lab.model.multi_label) {
     if (two) {
       before = lab.model.name;
       patch.model = two.name;
-      lab.notice(`Changed to ${two.name}, which was taught to see two digits at once.`);
+      lab.notice(`Model changed to ${two.name}, which was trained on overlapping digits.`);
     } else {
-      lab.notice("No model here was taught to see two digits at once; this one may name only one of them.");
+      lab.notice("No model here was trained on overlapping digits, so the answer may miss one of them.");
     }
   } else if (mode !== "overlap" && before && lab.model === two) {
-    lab.notice(`Back to ${before}.`);
+    lab.notice(`Model changed back to ${before}.`);
     patch.model = before;
   }
   if (mode !== "overlap") before = null;
@@ -105,7 +105,7 @@ function below(lab) {
     sliders(lab));
 }
 
-/** A width that shows every pixel as large as every other. */
+/** A width that is a multiple of the number of pixels. */
 function wholePixels(holder, width) {
   const room = (innerHeight >= 900 ? 0.7 : 0.52) * holder.closest(".panel").querySelector(".stage").clientWidth;
   return Math.max(1, Math.round(room / width)) * width;

@@ -1,9 +1,9 @@
 /**
- * The page's start and its heartbeat: the `lab` object that every panel gets, one frame for all changes, and the
- * rule when to ask the server.
+ * The start of the page and its main loop: the `lab` object that every panel gets, one frame for all changes, and the
+ * decision when to ask the server.
  *
- * A frame: what changed since the last one → the pixels the network sees → a question to the server, if one is
- * needed → every panel repaints → the URL follows.
+ * A frame: what changed since the last one → the pixels the network sees → a request to the server, if one is
+ * needed → every panel repaints → the URL is updated.
  */
 
 import { Api, Newest, Refusal } from "./api.js";
@@ -20,27 +20,28 @@ import * as primary from "./primary.js";
 import { see } from "./raster.js";
 import * as routing from "./routing.js";
 import * as share from "./share.js";
-import { DEFAULTS, fromFragment, next, plainFragment, sanitise, toFragment } from "./state.js";
+import { DEFAULTS, fromFragment, next, optionValue, plainFragment, sanitise, toFragment } from "./state.js";
 import * as tour from "./tour.js";
 
-const URL_MILLISECONDS = 400; // browsers refuse a history that is written too often
+const URL_MILLISECONDS = 400; // browsers limit how often the history may be written
 const COLOURS = ["bg", "panel", "ink", "muted", "line", "accent", "a", "b", "good", "warn"];
 const DIGITS_KEPT = 200;
-const ANSWERED = ["panel-primary", "panel-routing", "panel-classes", "panel-pose"]; // these show the server's answer
+const ANSWERED = ["panel-primary", "panel-routing", "panel-classes", "panel-pose"]; // these show the answer of the server
 
 class Lab {
   constructor() {
     this.state = sanitise(DEFAULTS);
     this.models = [];
+    this.routings = []; // the algorithms of the view by hand
     this.model = null;
-    this.result = null; // the last answer to this model
+    this.result = null; // the last answer of this model
     this.input = null; // Float32Array (c·h·w)
     this.seen = null; // {pixels, centring, parts} as raster.js gives it
-    this.empty = false; // nothing but zeros to look at
+    this.empty = false; // all pixels are zero
     this.decoder = null;
     this.status = "busy";
     this.colours = {};
-    this.transient = {}; // what is pointed at: shown, never kept
+    this.transient = {}; // what the pointer is on: shown, never saved
     this.timings = []; // milliseconds from a slider's event to the painted reconstruction
     this.encodings = []; // milliseconds from question to answer
     this.api = new Api({ onStatus: (status) => this.#setStatus(status), onReturn: (anew) => this.#returned(anew) });
@@ -51,39 +52,39 @@ class Lab {
   #changed = new Set();
   #scheduled = false;
   #encoder;
-  #asked = ""; // the last question's settings, to see whether a new one is needed
-  #digits = new Map(); // model/index → {pixels, shape, label}, null while it is fetched, undefined if that failed
+  #asked = ""; // the last request, to see whether a new one is needed
+  #digits = new Map(); // model/index → {pixels, shape, label}, null while loading, undefined if that failed
   #saving = 0; // the timer of the next save
-  #saved = 0; // when the last one was
+  #saved = 0; // time of the last save
   #fragment = "";
 
   /** Merge a patch into the state; panels repaint in the next frame, once for all updates. */
   update(patch, options) {
     const old = this.state;
     if (patch.input?.mode !== undefined || patch.input?.index !== undefined) this.#forgetFailed();
-    this.state = next(old, this.#withItsRouting(patch), options);
+    this.state = next(old, patch, options);
     for (const key of Object.keys(this.state)) if (this.state[key] !== old[key]) this.poke(key);
     if (this.state.model !== old.model) this.#useModel();
   }
 
-  /** Another model is routed as it was taught, unless the patch says how. */
-  #withItsRouting(patch) {
-    const { iterations, leaky } = this.models.find(({ name }) => name === patch.model) ?? {};
-    if (patch.routing || patch.model === this.state.model || iterations === undefined) return patch;
-    return { ...patch, routing: { iterations, leaky } };
+  /** The routing options in use: those of the model, with the changes of the state. */
+  routingOptions() {
+    const changes = this.state.routing.options;
+    const controls = this.model?.routing?.options ?? [];
+    return Object.fromEntries(controls.map((control) => [control.name, optionValue(control, changes[control.name])]));
   }
 
-  /** There is no answer yet, but one will come: panels stay as they were, inert, instead of flashing empty. */
+  /** An answer is on its way: panels stay as they are, inert, instead of flashing empty. */
   get waiting() {
     return Boolean(this.model && !this.result && !this.empty && (this.input || this.#fetching()));
   }
 
-  /** fn(lab, changed) on every frame; changed holds the state's keys and "result", "status", "flash", "theme" … */
+  /** fn(lab, changed) on every frame; changed contains keys of the state and "result", "status", "flash", "theme" … */
   on(fn) {
     this.#listeners.push(fn);
   }
 
-  /** Repaint what depends on `key`, though the state is the same. */
+  /** Repaint what depends on `key` although the state is the same. */
   poke(key) {
     this.#changed.add(key);
     if (this.#scheduled) return;
@@ -91,31 +92,31 @@ class Lab {
     requestAnimationFrame(() => this.#frame());
   }
 
-  /** Show something for a moment, as a capsule's receptive field: kept in lab.transient, never in the URL. */
+  /** Show something temporarily, such as a receptive field: kept in lab.transient, never in the URL. */
   flash(name, value) {
     this.transient[name] = value;
     this.poke("flash");
   }
 
-  /** A sentence at the page's foot. */
+  /** A message at the bottom of the page. */
   notice(text) {
     this.transient.notice = { sentence: text.charAt(0).toUpperCase() + text.slice(1) };
     this.poke("notice");
   }
 
-  /** The class that is shown: the chosen one, or the longest. */
+  /** The class that is shown: the selected one, or the most active. */
   selected() {
     const { selected } = this.state;
     if (selected !== null && selected < (this.model?.classes.length ?? 0)) return selected;
-    return this.result?.header.longest[0] ?? null;
+    return this.result?.header.ranking[0] ?? null;
   }
 
-  /** The pixels of one class's pose, for whoever looks from outside. */
+  /** The reconstruction of one pose, for use from outside. */
   decode(pose, klass) {
     return this.decoder?.decode(pose, klass) ?? null;
   }
 
-  /** A test digit {pixels, shape, label}, null while it is on its way, or undefined where it cannot be had. */
+  /** A test digit {pixels, shape, label}, null while it is loading, undefined if it is not available. */
   digit(index) {
     const key = `${this.state.model}/${index}`;
     if (!this.#digits.has(key)) this.#fetchDigit(key, index);
@@ -128,19 +129,19 @@ class Lab {
     addEventListener("hashchange", () => this.#restore());
     const left = this.#unsaved();
     await this.#restore(left);
-    if (left) await this.#save(); // at once: the address as it was may be what one pastes next
+    if (left) await this.#save(); // at once, so that the address is up to date
     addEventListener("beforeunload", () => this.#saveNow());
     await this.#connect();
   }
 
-  /** Colours live in the style sheet; canvases need them as values. */
+  /** The style sheet defines the colours; canvases need their values. */
   readColours() {
     const style = getComputedStyle(document.documentElement);
     this.colours = Object.fromEntries(COLOURS.map((name) => [name, style.getPropertyValue(`--${name}`).trim()]));
     this.poke("theme");
   }
 
-  /** The state in the address, or what the last page of this tab left behind, if that can be read. */
+  /** Restore the state from the address, or what a reload of this tab left behind. */
   async #restore(left = null) {
     if (this.#fragment && location.hash.slice(1) === this.#fragment) return;
     try {
@@ -151,18 +152,19 @@ class Lab {
     }
   }
 
-  /** All that was on the last page of this tab, if this is its reload. */
+  /** The state that this tab saved before a reload. */
   #unsaved() {
     if (performance.getEntriesByType("navigation")[0]?.type === "reload") return recall("unsaved", "sessionStorage");
-    forget("unsaved", "sessionStorage"); // another visit's
+    forget("unsaved", "sessionStorage"); // left by an earlier visit
     return null;
   }
 
   async #connect() {
     try {
       await this.api.greet();
-      const { models, default: preferred } = await this.api.models();
+      const [{ models, default: preferred }, { routings }] = await Promise.all([this.api.models(), this.api.routings()]);
       this.models = models;
+      this.routings = routings;
       this.preferred = preferred;
       this.poke("models");
       this.#useModel();
@@ -171,12 +173,12 @@ class Lab {
     }
   }
 
-  /** Take up the state's model; an unknown one gives way to the server's default, and the page says so. */
+  /** Open the model of the state; an unknown one is replaced by the default of the server, with a message. */
   #useModel() {
     if (!this.models.length) return;
     const found = this.models.find((model) => model.name === this.state.model);
     if (!found) {
-      if (this.state.model) this.notice(`This server has no model “${this.state.model}”; here is ${this.preferred}.`);
+      if (this.state.model) this.notice(`This server has no model “${this.state.model}”, so the page shows ${this.preferred}.`);
       this.update({ model: this.preferred });
       return;
     }
@@ -190,11 +192,11 @@ class Lab {
   async #fetchDecoder(model) {
     try {
       const decoder = new Decoder(await this.api.decoder(model.name));
-      if (this.model !== model) return; // another one was chosen meanwhile
+      if (this.model !== model) return; // another model was selected meanwhile
       this.decoder = decoder;
       this.poke("decoder");
     } catch (error) {
-      if (!(error instanceof Refusal)) return; // fetched when the server is back
+      if (!(error instanceof Refusal)) return; // retried when the server is back
       this.notice(error.message);
       if (error.status === 503) setTimeout(() => this.model === model && this.#fetchDecoder(model), 2000);
     }
@@ -213,17 +215,17 @@ class Lab {
       this.#digits.set(key, { pixels, shape, label: header.label });
       this.poke("input");
     } catch (error) {
-      const soon = error.status === 503; // the server fetches them: it stays on its way
-      this.#digits.set(key, soon ? null : undefined); // or every frame would ask again
+      const soon = error.status === 503; // the server is downloading the dataset
+      this.#digits.set(key, soon ? null : undefined); // undefined, or every frame would ask again
       this.poke("input");
       if (soon) setTimeout(() => this.#askAgain(key), 2000);
-      if (!(error instanceof Refusal)) return; // asked for again when the server is back
+      if (!(error instanceof Refusal)) return; // retried when the server is back
       this.transient.missing = error.message;
       this.notice(error.message);
     }
   }
 
-  /** Another chance for one digit, or for all that could not be had. */
+  /** Retry one digit, or all that failed. */
   #askAgain(key) {
     if (key) this.#digits.delete(key);
     else this.#forgetFailed();
@@ -244,7 +246,7 @@ class Lab {
       try {
         listener(this, changed);
       } catch (error) {
-        reportError(error); // one panel's fault must not stop the others
+        reportError(error); // an error in one panel must not stop the others
       }
     }
     if (Object.keys(this.state).some((key) => changed.has(key))) this.#saveSoon();
@@ -253,7 +255,7 @@ class Lab {
   #look(changed) {
     if (!this.input || ["input", "transform", "model"].some((key) => changed.has(key))) {
       const seen = see(this.state.input, this.state.transform, this.model.image_shape, (index) => this.digit(index));
-      if (!seen && this.#fetching()) return; // the digit's arrival makes a new frame
+      if (!seen && this.#fetching()) return; // a new frame follows when the digit arrives
       if (!seen) return this.#seeNothing(changed);
       const same = this.input && seen.pixels.every((value, k) => value === this.input[k]);
       this.seen = seen;
@@ -264,14 +266,14 @@ class Lab {
     this.#ask(changed);
   }
 
-  /** A digit that cannot be had: what was said about the input before is not about this one. */
+  /** The digit is not available: the previous answer does not apply to it. */
   #seeNothing(changed) {
     if (this.input || this.result) changed.add("result");
     Object.assign(this, { input: null, seen: null, result: null, empty: false });
     this.#asked = "";
   }
 
-  /** Ask only when the question is a new one. */
+  /** Ask only if the request differs from the last one. */
   #ask(changed) {
     if (this.empty) {
       if (this.result) changed.add("result");
@@ -279,9 +281,9 @@ class Lab {
       this.#asked = "";
       return;
     }
-    const { model, routing, selected } = this.state;
+    const { model, selected } = this.state;
     const focus = selected !== null && selected < this.model.classes.length ? selected : null;
-    const question = { model, iterations: routing.iterations, leaky: routing.leaky, focus };
+    const question = { model, routing: this.routingOptions(), focus };
     const key = JSON.stringify(question);
     if (key === this.#asked) return;
     this.#asked = key;
@@ -296,16 +298,18 @@ class Lab {
     return answer;
   }
 
-  /** An answer about another model, or to a canvas that was wiped meanwhile, is stale. */
+  /** Ignore an answer for another model or for a canvas that was cleared meanwhile. */
   #answered(answer, question) {
     if (question.model !== this.model?.name || this.empty || !this.input) return;
     this.result = Object.assign(answer, { input: question.pixels });
+    const last = (answer.couplings?.shape[0] ?? 1) - 1;
+    if (answer.couplings && this.state.routing.t > last) this.update({ routing: { t: last } });
     this.poke("result");
   }
 
-  /** A question that was refused is not asked again, or every frame would; one to a busy server is, in a second. */
+  /** A rejected request is not repeated, or every frame would; one to a busy server is, after a second. */
   #failed(error) {
-    if (!(error instanceof Refusal)) return; // asked again when the server is back
+    if (!(error instanceof Refusal)) return; // repeated when the server is back
     this.notice(error.message);
     if (error.status !== 503) return this.api.check();
     setTimeout(() => {
@@ -342,15 +346,15 @@ class Lab {
     this.#saved = performance.now();
     const before = location.hash;
     const link = await this.link();
-    if (location.hash === before) history.replaceState(null, "", link); // else another link was pasted meanwhile
+    if (location.hash === before) history.replaceState(null, "", link); // otherwise another link was pasted meanwhile
   }
 
-  /** A reload goes to the address as the browser last heard of it: what it has not heard yet waits in this tab. */
+  /** A reload uses the last address that the browser accepted; later changes are saved in this tab. */
   #saveNow() {
     remember("unsaved", plainFragment(this.state), "sessionStorage");
   }
 
-  /** The address that restores all of this. */
+  /** The address that restores the whole state. */
   async link() {
     this.#fragment = await toFragment(this.state);
     return `${location.origin}${location.pathname}#${this.#fragment}`;

@@ -1,5 +1,5 @@
-// What the browser remembers beside the address: light or dark, the tour seen. Storage may be forbidden or full; the
-// page works without, it only forgets.
+// What the browser remembers besides the address: light or dark, and whether the tour was seen. Storage may be forbidden
+// or full; the page works without it.
 
 const name = (key) => `lab.${key}`;
 
@@ -15,7 +15,7 @@ export function remember(key, value, storage = "localStorage") {
   try {
     window[storage].setItem(name(key), value);
   } catch {
-    // nothing is lost but the memory
+    // not remembered, nothing else is lost
   }
 }
 

@@ -1,7 +1,7 @@
-// Numbers to pictures: colour maps, a Float32Array on a canvas, PNG and GIF. The maps are straight lines in OKLab
-// between the page's own colours, so equal steps of a number are equal steps to the eye, in the light and in the dark.
+// Numbers to images: colour maps, a Float32Array on a canvas, PNG and GIF. The maps are straight lines in OKLab between
+// the colours of the page, so equal steps of a number look equal in light and dark mode.
 
-/** A colour of CSS as [r, g, b] in 0…255, whatever way it is written. */
+/** A CSS colour as [r, g, b] in 0…255. */
 export function rgb(colour) {
   if (!parsed.has(colour)) {
     probe ??= new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true });
@@ -21,21 +21,21 @@ export function ramp(...stops) {
   if (!ramps.has(key)) {
     const labs = stops.map((stop) => toLab(rgb(stop)));
     const bytes = new Uint8ClampedArray(256 * 3);
-    for (let n = 0; n < 256; n++) bytes.set(between(labs, n / 255), n * 3);
+    for (let n = 0; n < 256; n++) bytes.set(mixed(labs, n / 255), n * 3);
     ramps.set(key, bytes);
   }
   return ramps.get(key);
 }
 const ramps = new Map();
 
-function between(labs, at) {
+function mixed(labs, at) {
   const place = at * (labs.length - 1);
   const n = Math.min(labs.length - 2, Math.floor(place));
   const share = place - n;
   return fromLab(labs[n].map((value, k) => value * (1 - share) + labs[n + 1][k] * share));
 }
 
-/** The page's maps from its colours: ink for images, heat for sizes, difference for what may be negative, a, b. */
+/** The colour maps: ink for images, heat for sizes, difference for signed values, a, b. */
 export function maps(colours) {
   const paper = colours.panel;
   return {
@@ -74,7 +74,7 @@ function fromLab([L, A, B]) {
   return linear.map((x) => 255 * (x <= 0.0031308 ? 12.92 * x : 1.055 * x ** (1 / 2.4) - 0.055));
 }
 
-/** Pixels (c, h, w) through a map; three channels are painted as they are. CSS scales the canvas, crisply. */
+/** Pixels (c, h, w) through a map; three channels are painted directly. CSS scales the canvas. */
 export function picture(canvas, pixels, [channels, height, width], map, low = 0, high = 1) {
   const image = sized(canvas, width, height);
   const n = height * width;
@@ -98,7 +98,7 @@ function sized(canvas, width, height) {
   return new ImageData(width, height);
 }
 
-/** Several pictures in their own colours, one over the other: layers [{pixels, colour}] on paper. */
+/** Several images in their own colours, blended: layers [{pixels, colour}] on paper. */
 export function overlay(canvas, layers, [, height, width], paper) {
   const image = sized(canvas, width, height);
   const inks = layers.map(({ colour }) => rgb(colour));
@@ -114,6 +114,13 @@ export function overlay(canvas, layers, [, height, width], paper) {
     image.data[4 * k + 3] = 255;
   }
   canvas.getContext("2d").putImageData(image, 0, 0);
+}
+
+/** Numbers between two steps: list[⌊at⌋] mixed with the next. */
+export function between(list, at) {
+  const low = Math.floor(at), share = at - low;
+  if (!share || low + 1 >= list.length) return list[Math.min(low, list.length - 1)];
+  return list[low].map((value, k) => value * (1 - share) + list[low + 1][k] * share);
 }
 
 /** A canvas for drawing in CSS pixels, sharp on any screen; returns its cleared context and its size. */
@@ -139,7 +146,7 @@ export function difference(painted, input, [channels, height, width]) {
   return out;
 }
 
-/** Pictures side by side, enlarged in whole pixels, on one canvas. */
+/** Images side by side on one canvas, enlarged by a whole factor. */
 export function strip(frames, shape, map, scale = 4, gap = 4) {
   const [, height, width] = shape;
   const sheet = new OffscreenCanvas(frames.length * (width * scale + gap) - gap, height * scale);
@@ -153,13 +160,13 @@ export function strip(frames, shape, map, scale = 4, gap = 4) {
   return sheet;
 }
 
-/** A canvas of any kind as a PNG. */
+/** A canvas as a PNG. */
 export function png(canvas) {
   if (canvas.convertToBlob) return canvas.convertToBlob({ type: "image/png" });
   return new Promise((resolve) => canvas.toBlob(resolve, "image/png"));
 }
 
-/** Frames (c·h·w in 0…1; colour becomes grey) as an endless GIF, there and back again. */
+/** Frames (c·h·w in 0…1; colour becomes grey) as a looping GIF, forwards and backwards. */
 export function gif(frames, [channels, height, width], map, { scale = 6, hundredths = 10 } = {}) {
   const there = frames.map((frame) => enlarge(indices(frame, channels, height * width), height, width, scale));
   const loop = [...there, ...there.slice(1, -1).reverse()];
@@ -196,7 +203,7 @@ export function encodeGif(images, width, height, palette, hundredths) {
   word(height);
   bytes.push(0xf7, 0, 0, ...palette); // a global table of 2^8 colours
   bytes.push(0x21, 0xff, 11);
-  text("NETSCAPE2.0"); // the block that makes it loop
+  text("NETSCAPE2.0"); // makes it loop
   bytes.push(3, 1, 0, 0, 0);
   for (const image of images) {
     bytes.push(0x21, 0xf9, 4, 0);
@@ -216,7 +223,7 @@ function* blocks(bytes) {
   for (let n = 0; n < bytes.length; n += 255) yield bytes.slice(n, n + 255);
 }
 
-/** LZW as GIF wants it: codes of 9 to 12 bits, least significant bit first, the table cleared when it is full. */
+/** LZW for GIF: codes of 9 to 12 bits, least significant bit first; a full table is cleared. */
 export function compress(image) {
   const CLEAR = 256, END = 257, FULL = 4096;
   const out = [];
@@ -248,7 +255,7 @@ export function compress(image) {
     prefix = image[n];
   }
   write(prefix);
-  // the reader adds an entry for the code just read, and may have grown its codes by it
+  // the reader adds an entry for the code just read, which may lengthen its codes
   if (next === 1 << size && size < 12) size++;
   write(END);
   if (filled) out.push(buffer & 255);

@@ -1,19 +1,19 @@
-// Panel 5, the pose of the selected class capsule: its numbers as sliders, the picture that the decoder makes of them,
-// and a filmstrip of one number moved over the paper's range (Fig. 4). Two digits' poses can be blended.
+// Panel 5, the pose of the selected class capsule: its dimensions as sliders, the reconstruction, and a strip of one
+// dimension moved over the range of the paper (Fig. 4). The poses of two digits can be blended.
 //
-// A slider is answered at once: the decoder runs in the page and the picture is painted inside the input event.
+// A slider responds at once: the decoder runs in the page and the reconstruction is painted inside the input event.
 
 import { heading, html, number, say, set } from "./elements.js";
 import { difference, maps, picture } from "./paint.js";
 
-export const BAND = 0.25; // the range that the paper tweaks over
+export const BAND = 0.25; // the range of the paper
 export const STEPS = 11;
-const REACH = 0.5; // how far a slider goes, twice the paper's range
+const REACH = 0.5; // the range of a slider, twice that of the paper
 
 export function mount(root, lab) {
   const view = { root, lab, rows: [], klass: null, model: null, dim: 0, film: null };
-  lab.timings ??= []; // ms from a slider's event to the painted picture
-  lab.frameTimings ??= []; // ms from a slider's event to the end of the frame that shows it
+  lab.timings ??= []; // ms from the event of a slider to the painted reconstruction
+  lab.frameTimings ??= []; // ms from the event of a slider to the end of its frame
   view.title = heading(root, "Pose");
   view.whose = html("span", { class: "whose" });
   view.title.append(" ", view.whose);
@@ -24,20 +24,20 @@ export function mount(root, lab) {
 
 // ---------------------------------------------------------------- the pose that is shown
 
-/** The selected capsule's own pose (q), as the network found it. */
+/** The pose (q) of the selected capsule from the network. */
 export function foundPose(lab, klass = lab.selected()) {
   const q = lab.result.poses.shape[1];
   return lab.result.poses.subarray(klass * q, klass * q + q);
 }
 
-/** What the reader added to it (q). */
+/** The changes by the sliders (q). */
 export function tweakOf(lab, klass = lab.selected()) {
   const q = lab.result.poses.shape[1];
   const stored = lab.state.tweak?.[klass];
   return stored?.length === q ? stored : new Array(q).fill(0);
 }
 
-/** Pose + tweak, brought back to the old length if that is wished. */
+/** Pose + changes, rescaled to the original length if requested. */
 function moved(found, tweak, keepLength) {
   const pose = Float32Array.from(found, (value, d) => value + tweak[d]);
   if (!keepLength) return pose;
@@ -45,12 +45,12 @@ function moved(found, tweak, keepLength) {
   return pose.map((value) => value * factor);
 }
 
-/** The pose as the sliders have it. */
+/** The pose with the changes by the sliders. */
 export function tweakedPose(lab) {
   return moved(foundPose(lab), tweakOf(lab), lab.state.keepLength);
 }
 
-/** What the decoder gets: the tweaked pose, or a blend with the one that was kept, each in its class's place. */
+/** The input of the decoder: the changed pose, or a blend with the saved one, each in the place of its class. */
 export function shownParts(lab) {
   const now = { class: lab.selected(), pose: tweakedPose(lab) };
   const kept = keptPose(lab);
@@ -68,7 +68,7 @@ function keptPose({ state, decoder }) {
   return from && from.pose?.length === decoder.pose && from.class < decoder.classes ? from : null;
 }
 
-/** The filmstrip's frames: dimension `dim` moved over the paper's range, all other tweaks kept. */
+/** The reconstructions of the strip: dimension `dim` moved over the range of the paper. */
 export function tweakFrames(lab, dim) {
   return stripPoses(lab, dim).map((pose) => lab.decoder.decode(pose, lab.selected()));
 }
@@ -99,7 +99,7 @@ function pictures(view) {
   last.lastChild.append(html("br"), view.error);
   return (view.pictures = html(
     "div", { class: "pose-pictures" },
-    tile("reconstruction", "decoded", "reconstruction"), tile("pose-input", "input", "input"), last,
+    tile("reconstruction", "reconstruction", "reconstruction"), tile("pose-input", "input", "input"), last,
   ));
 }
 
@@ -114,7 +114,7 @@ function paintPictures(view) {
   const away = difference(painted, lab.input, shape);
   picture(view["pose-difference"], away, [1, shape[1], shape[2]], map.difference, -1, 1);
   const error = painted.reduce((sum, value, k) => sum + (value - lab.input[k]) ** 2, 0);
-  say(view.error, `Σ² ${number(error, 1)}`);
+  say(view.error, `error ${number(error, 1)}`);
   set(view["pose-difference"], { "data-value": error.toFixed(2) });
 }
 
@@ -123,18 +123,18 @@ function paintPictures(view) {
 function film(view) {
   view.cells = Array.from({ length: STEPS }, (_, n) =>
     html("button", {
-      type: "button", class: "cell", tabindex: -1, "aria-label": `set to ${number(stepValue(n))}`,
+      type: "button", class: "cell", tabindex: -1, "aria-label": `Set to ${number(stepValue(n))}`,
       onclick: () => setTweak(view, view.dim, stepValue(n)),
     }, html("canvas")),
   );
   view.filmTitle = html("span", { class: "small" });
   const end = (text) => html("span", {}, text);
   const ends = html("div", { class: "film-ends small num" }, end(`−${BAND}`), view.filmTitle, end(`+${BAND}`));
-  return (view.film = html("div", { class: "film", role: "group", "aria-label": "filmstrip of one dimension" },
+  return (view.film = html("div", { class: "film", role: "group", "aria-label": "Reconstructions over one pose dimension" },
     html("div", { class: "cells" }, ...view.cells), ends));
 }
 
-/** Eleven pictures are too many for the frame that answers a slider: they follow, three at a time. */
+/** Eleven reconstructions take too long for one frame: paint three at a time. */
 function paintFilm(view) {
   const { lab, dim } = view;
   const key = filmKey(view);
@@ -156,7 +156,7 @@ function paintFilm(view) {
   view.filmJob = requestAnimationFrame(() => slice(0));
 }
 
-/** What the filmstrip depends on; not the moved dimension's own tweak, so moving it repaints nothing. */
+/** What the strip depends on. Moving its own dimension changes nothing. */
 function filmKey({ lab, dim }) {
   const others = tweakOf(lab).map((value, d) => (d === dim ? 0 : value));
   const found = foundPose(lab);
@@ -179,7 +179,7 @@ function sliders(view) {
 
 function row(view, d) {
   const name = html("button", {
-    type: "button", class: "dim-name", tabindex: -1, title: "rename (double-click, or F2 on the slider)",
+    type: "button", class: "dim-name", tabindex: -1, title: "Double-click to rename (or press F2 on the slider)",
     ondblclick: () => rename(view, d), onclick: () => look(view, d),
   });
   const slider = html("input", {
@@ -188,7 +188,7 @@ function row(view, d) {
     oninput: (event) => onSlide(view, d, event), onfocus: () => look(view, d), ondblclick: () => setTweak(view, d, 0),
     onkeydown: (event) => onKey(view, d, event),
   });
-  const value = html("span", { class: "num value small", title: "double-click: as the network found it",
+  const value = html("span", { class: "num value small", title: "Double-click to reset",
     ondblclick: () => setTweak(view, d, 0) });
   const line = html("div", { class: "dim", onpointerenter: () => look(view, d) }, name, slider, value);
   return { line, name, slider, value };
@@ -202,7 +202,7 @@ function onKey(view, d, event) {
   event.preventDefault();
 }
 
-/** The answer to a slider: state, then the picture, inside the same event. */
+/** Update the state and paint the reconstruction inside the same event. */
 function onSlide(view, d, event) {
   setTweak(view, d, Number(event.target.value));
   paintRow(view, d);
@@ -218,7 +218,7 @@ function remember(list, took) {
   if (list.length > 1000) list.shift();
 }
 
-/** A message sent inside a frame arrives once the frame has been handed over. */
+/** A message sent inside a frame arrives after that frame. */
 function afterFrame(then) {
   requestAnimationFrame(() => {
     const { port1, port2 } = new MessageChannel();
@@ -237,7 +237,7 @@ function setTweak(view, d, value) {
 function look(view, d) {
   if (view.dim === d) return;
   view.dim = d;
-  view.lab.tweakDim = d; // the dimension that the strip's export takes
+  view.lab.tweakDim = d; // the dimension that is exported
   view.rows.forEach(({ line }, n) => line.classList.toggle("looked", n === d));
   if (ready(view.lab)) paintFilm(view);
 }
@@ -270,13 +270,13 @@ function ownName(view, d) {
 
 function label(view, d) {
   const own = ownName(view, d);
-  return own ? `${own} (dimension ${d + 1})` : `dimension ${d + 1}`;
+  return own ? `${own} (pose dimension ${d + 1})` : `pose dimension ${d + 1}`;
 }
 
 function rename(view, d) {
   const { name, slider, line } = view.rows[d];
   const box = html("input", { type: "text", class: "dim-edit small", maxlength: 24, value: ownName(view, d) ?? "",
-    "aria-label": `name of dimension ${d + 1}`, placeholder: "thickness" });
+    "aria-label": `Name of pose dimension ${d + 1}`, placeholder: "thickness" });
   let open = true;
   const close = (keep) => {
     if (!open) return;
@@ -286,7 +286,7 @@ function rename(view, d) {
     slider.focus();
   };
   box.addEventListener("keydown", (event) => {
-    event.stopPropagation(); // the page's own keys stay out of a name
+    event.stopPropagation(); // not a shortcut of the page
     if (event.key === "Enter") close(true);
     if (event.key === "Escape") close(false);
   });
@@ -303,22 +303,22 @@ function buttons(view) {
   view.resetOne = html("button", { type: "button", onclick: () => setTweak(view, view.dim, 0) }, "Reset one");
   view.resetAll = html("button", { type: "button", id: "pose-reset",
     onclick: () => lab.update({ tweak: { [lab.selected()]: undefined } }) }, "Reset all");
-  view.name = html("button", { type: "button", onclick: () => rename(view, view.dim) }, "Name it");
+  view.name = html("button", { type: "button", onclick: () => rename(view, view.dim) }, "Rename");
   view.keep = html("input", { type: "checkbox",
     onchange: (event) => lab.update({ keepLength: event.target.checked }) });
   return (view.buttons = html("div", { class: "row pose-buttons" }, view.resetOne, view.resetAll, view.name,
-    html("label", { class: "small" }, view.keep, " keep length")));
+    html("label", { class: "small" }, view.keep, " Keep length")));
 }
 
 function blend(view) {
   const { lab } = view;
-  view.keepPose = html("button", { type: "button", id: "pose-keep", onclick: () => keepThis(view) }, "Keep this pose");
+  view.keepPose = html("button", { type: "button", id: "pose-keep", onclick: () => keepThis(view) }, "Save this pose");
   view.mix = html("input", { type: "range", id: "mix", min: 0, max: 1, step: 0.01,
-    "aria-label": "blend of the kept pose and this one",
+    "aria-label": "Blend of the saved pose and this one",
     oninput: (event) => { lab.update({ mix: Number(event.target.value) }); paintPictures(view); } });
   view.fromName = html("span", { class: "small num" });
   view.toName = html("span", { class: "small num" });
-  view.drop = html("button", { type: "button", class: "small", "aria-label": "forget the kept pose",
+  view.drop = html("button", { type: "button", class: "small", "aria-label": "Discard the saved pose",
     onclick: () => lab.update({ from: null }) }, "×");
   view.blending = html("div", { class: "row blending" }, view.fromName, view.mix, view.toName, view.drop);
   return (view.blend = html("div", { class: "blend" }, view.keepPose, view.blending));
@@ -334,10 +334,10 @@ function paintBlend(view) {
   const { lab } = view;
   const kept = keptPose(lab);
   view.blending.hidden = !kept;
-  say(view.keepPose, kept ? "Keep this instead" : "Keep this pose to blend");
+  say(view.keepPose, kept ? "Save this pose instead" : "Save this pose to blend");
   if (!kept) return;
-  say(view.fromName, `kept ${kept.label}`);
-  say(view.toName, `now ${lab.model.classes[lab.selected()]}`);
+  say(view.fromName, `saved ${kept.label}`);
+  say(view.toName, `current ${lab.model.classes[lab.selected()]}`);
   if (Number(view.mix.value) !== lab.state.mix) view.mix.value = lab.state.mix;
 }
 
@@ -351,7 +351,7 @@ function ready(lab) {
   return Boolean(lab.decoder && lab.result?.poses && lab.result.poses.shape[1] === lab.decoder.pose);
 }
 
-const OTHERS = new Set(["routing", "flash", "status", "hand", "notice"]); // these move no pose
+const OTHERS = new Set(["routing", "flash", "status", "hand", "notice"]); // these change no pose
 
 function onFrame(view, changed) {
   if ([...changed].some((key) => !OTHERS.has(key))) paintAll(view);
@@ -374,7 +374,7 @@ function paintAll(view) {
   paintBlend(view);
 }
 
-/** A slider paints its own picture at once; the frame that follows need not paint it again. */
+/** A slider has already painted its reconstruction; the next frame need not paint it again. */
 function isFresh(view) {
   const now = snapshot(view);
   return view.fresh?.every((value, k) => value === now[k]);
@@ -385,10 +385,10 @@ function snapshot({ lab }) {
 }
 
 function why(lab) {
-  if (lab.model?.kind === "cnn") return "This model is a CNN: it has no capsules, so there is no pose to move.";
-  if (!lab.model || !lab.result) return lab.empty ? "Nothing is there, so it has no pose." : "";
-  if (lab.model.has_decoder) return "The decoder is on its way …";
-  return "This model has no decoder, so its poses cannot be painted.";
+  if (lab.model && !lab.model.capsules) return "This model has no capsules, so there is no pose to change.";
+  if (!lab.model || !lab.result) return lab.empty ? "The input is empty, so there is no pose." : "";
+  if (lab.model.has_decoder) return "Loading the decoder …";
+  return "This model has no decoder, so there are no reconstructions.";
 }
 
 function rebuild(view) {

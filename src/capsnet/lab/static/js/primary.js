@@ -1,7 +1,7 @@
-// Panel 2, the primary capsules: one map for each type, brightness by length (section 4 of the paper: 32 types on a
-// 6×6 grid; any grid here). A capsule under the pointer, or under the arrow keys, shows where it looks and what it says.
+// Panel 2, the primary capsules: one map per type, shaded by length (section 4 of the paper: 32 types on a 6×6 grid; any
+// grid here). The capsule under the pointer, or selected with the arrow keys, shows its receptive field and its values.
 //
-// Lower capsules come ordered "(h w n)": the grid position is slow, the type fast.
+// Lower capsules are ordered "(h w n)": first by grid position, then by type.
 
 import { heading, html, number, say, set, svg } from "./elements.js";
 import { maps, surface } from "./paint.js";
@@ -21,7 +21,7 @@ export function mount(root, lab) {
   view.legend = legend();
   view.said = html("p", { id: "primary-said", class: "small", "aria-live": "polite" });
   view.bars = svg("svg", { class: "numbers", role: "img" });
-  view.missing = html("p", { class: "muted", hidden: true }, "A CNN has no capsules: nothing to show here.");
+  view.missing = html("p", { class: "muted", hidden: true }, "This model has no primary capsules.");
   root.append(view.canvas, view.legend, view.said, view.bars, view.missing);
   lab.on((_, changed) => {
     if (relevant(changed)) paint(view);
@@ -55,7 +55,7 @@ function paint(view) {
   const able = ready(lab);
   if (!able && lab.waiting && view.layout) return;
   for (const part of [canvas, view.legend, view.said, view.bars]) part.classList.toggle("gone", !able);
-  view.missing.hidden = able || lab.model?.kind !== "cnn";
+  view.missing.hidden = able || !lab.model || Boolean(lab.model.grid);
   if (!able || !canvas.clientWidth) return;
   if (view.result !== lab.result) {
     view.result = lab.result;
@@ -69,7 +69,7 @@ function paint(view) {
   paintCapsule(view);
 }
 
-/** As many columns as make the maps largest. */
+/** The number of columns that makes the maps largest. */
 function layout({ grid: [rows, columns], primary_types: types }, width, height) {
   let best = { cell: 0 };
   for (let across = 1; across <= types; across++) {
@@ -84,7 +84,7 @@ function layout({ grid: [rows, columns], primary_types: types }, width, height) 
   return { rows, columns, types, cell, across: best.across, left, right: columns * cell + GAP, below: rows * cell + Math.min(spare, 3 * GAP) };
 }
 
-/** Where a type's map begins; from map to map it is `right` and `below`. */
+/** The corner of the map of a type; `right` and `below` are the distances between maps. */
 function corner({ across, left, right, below }, type) {
   return [left + (type % across) * right, Math.floor(type / across) * below];
 }
@@ -156,11 +156,11 @@ function paintCapsule(view) {
   const where = `type ${shown.type + 1}, row ${shown.y + 1}, column ${shown.x + 1}`;
   say(view.said, `${view.at ? "" : "Longest: "}${where}, length ${number(view.lengths[k])}`);
   set(view.canvas, { "data-value": view.lengths[k].toFixed(4) });
-  set(view.bars, { "aria-label": `its ${p} numbers: ${[...values].map((value) => number(value)).join(", ")}` });
+  set(view.bars, { "aria-label": `Its ${p} values: ${[...values].map((value) => number(value)).join(", ")}` });
   paintNumbers(view.bars, values);
 }
 
-/** The capsule's numbers as bars up and down from a line, each with its value. */
+/** The values of the capsule as bars, with numbers. */
 function paintNumbers(bars, values) {
   const n = values.length, wide = 24, middle = 27, reach = 20;
   set(bars, { viewBox: `0 0 ${n * wide} 80` });
@@ -173,7 +173,7 @@ function paintNumbers(bars, values) {
   values.forEach((value, d) => {
     const high = (Math.abs(value) / top) * reach;
     set(bars.children[2 * d + 1], { x: d * wide + 6, width: wide - 12, y: value < 0 ? middle : middle - high, height: high });
-    set(bars.children[2 * d + 2], { x: (d + 0.5) * wide, y: d % 2 ? 76 : 63 }); // in turn above and below: they are wider than a bar
+    set(bars.children[2 * d + 2], { x: (d + 0.5) * wide, y: d % 2 ? 76 : 63 }); // alternating: numbers are wider than bars
     say(bars.children[2 * d + 2], number(value).replace("0.", "."));
   });
 }
@@ -191,7 +191,7 @@ function capsuleAt({ layout: at, canvas }, event) {
   return inside ? { type, y, x } : null;
 }
 
-/** Show a capsule here, and its receptive field on the input. */
+/** Show a capsule and its receptive field on the input. */
 function point(view, capsule) {
   if (!capsule) return view.at && document.activeElement !== view.canvas ? leave(view) : null;
   view.at = capsule;
@@ -209,7 +209,7 @@ function leave(view) {
   paint(view);
 }
 
-/** Focus that came by the keyboard starts at the longest capsule; a pointer brings its own. */
+/** Keyboard focus starts at the longest capsule. */
 function focus(view) {
   if (view.layout && !view.at && view.canvas.matches(":focus-visible")) point(view, longestCapsule(view));
 }

@@ -1,17 +1,17 @@
 /**
- * From strokes, digits and pictures to the pixels that the network sees: pure arithmetic, no canvas, so the same
+ * From strokes, digits and images to the pixels that the network sees: pure arithmetic without a canvas, so the same
  * state gives the same pixels in every browser.
  *
  * Every input becomes a *source*: one image {data (c·h·w), shape, scale, samples}, `scale` pixels of the network's
- * field per pixel of its own, its centre on the field's centre. `warp` then paints it through an affine map
+ * field per pixel of its own, with its centre at the centre of the field. `warp` then applies an affine map
  * m = [a, b, c, d, e, f], (x, y) → (a·x + c·y + e, b·x + d·y + f), around the field's centre, in field pixels.
  */
 
 const OVERSAMPLING = 4; // per axis, for strokes
-const DIGIT = 28; // the side of a digit's square; larger fields up to ROOMY have it in the middle
+const DIGIT = 28; // side of the digit's square, which is centred in fields up to ROOMY
 const ROOMY = 40;
-const BOX = 20 / 28; // of the digit's square: what MNIST's makers scaled the ink into
-const SOFT = 0.028; // the brush's edge, of the digit's square: about 0.8 pixels of 28
+const BOX = 20 / 28; // of the digit's square: MNIST digits are scaled to 20 of 28 pixels
+const SOFT = 0.028; // soft edge of the brush, relative to the digit's square: about 0.8 of 28 pixels
 
 export const IDENTITY = Object.freeze([1, 0, 0, 1, 0, 0]);
 
@@ -37,7 +37,7 @@ export function apply([a, b, c, d, e, f], x, y) {
   return [a * x + c * y + e, b * x + d * y + f];
 }
 
-/** The handles: scaled, sheared along x, rotated clockwise, then moved. */
+/** The map of the handles: scale, shear along x, rotate clockwise, then move. */
 export function handles({ rotate, scale, shear, x, y }) {
   const angle = (rotate * Math.PI) / 180;
   const cos = Math.cos(angle) * scale, sin = Math.sin(angle) * scale;
@@ -45,7 +45,7 @@ export function handles({ rotate, scale, shear, x, y }) {
 }
 
 /**
- * What the network sees: {pixels (c·h·w), centring, parts}, or null while a test digit is on its way.
+ * What the network sees: {pixels (c·h·w), centring, parts}, or null while a test digit is loading.
  * `digit(index)` → {pixels, shape, label} or null; `parts` are the pixels of each digit in overlap mode.
  */
 export function see(input, transform, shape, digit) {
@@ -81,12 +81,12 @@ export function imageSource(data, shape, side) {
   return { data, shape, scale: side / Math.max(shape[1], shape[2]), samples: 1 };
 }
 
-/** The uploaded picture as the server prepared it, fitted into another network's field where that differs. */
+/** The image as the server prepared it, fitted into the field of another network if necessary. */
 function pictureSource({ pixels, shape }, field) {
   const bytes = pixels && shape ? decodeBytes(pixels) : null;
   if (!bytes || bytes.length !== shape.reduce((product, side) => product * side, 1)) return blank(field);
   const data = Float32Array.from(bytes, (byte) => byte / 255);
-  // Fields made for digits have the digit in their middle: it keeps its size, the margin is cut or grows
+  // Fields for digits have the digit in their centre: it keeps its size and only the margin changes
   const digits = digitSide(shape) === DIGIT && digitSide(field) === DIGIT;
   const scale = digits ? 1 : Math.min(field[1] / shape[1], field[2] / shape[2]);
   return { data, shape, scale, samples: scale < 0.7 ? 3 : 1 };
@@ -104,14 +104,14 @@ function decodeBytes(base64) {
   }
 }
 
-/** uint8-ready pixels → base64, as the state keeps a picture. */
+/** Pixels → base64 bytes, as the state stores an image. */
 export function encodeBytes(pixels) {
   let binary = "";
   for (const value of pixels) binary += String.fromCharCode(Math.round(255 * Math.min(1, Math.max(0, value))));
   return btoa(binary);
 }
 
-let drawn = { strokes: null, key: "", source: null }; // handles move far more often than strokes change
+let drawn = { strokes: null, key: "", source: null }; // cached: handles move more often than strokes change
 
 function strokesSource(strokes, shape) {
   const key = shape.join("×");
@@ -119,7 +119,7 @@ function strokesSource(strokes, shape) {
   return drawn.source;
 }
 
-/** Strokes with a soft round brush; each pixel takes the darkest touch. */
+/** Strokes with a soft round brush; each pixel keeps its maximum. */
 export function paintStrokes(strokes, [, height, width]) {
   const fine = Math.max(height, width) <= 64 ? OVERSAMPLING : 2;
   const shape = [1, height * fine, width * fine];
@@ -155,7 +155,7 @@ function paintSegment(data, [, height, width], [x0, y0, x1, y1], radius, soft) {
   }
 }
 
-/** A Catmull-Rom curve through the points [x0, y0, x1, y1, …]: few points kept, none of the corners seen. */
+/** A Catmull-Rom curve through the points [x0, y0, x1, y1, …]: smooth from few points. */
 export function smooth(points, pieces = 4) {
   const n = points.length / 2;
   if (n < 3) return [...points];
@@ -175,7 +175,7 @@ function spline(p0, p1, p2, p3, s) {
   return 0.5 * (2 * p1 + s * (linear + s * (square + s * cube)));
 }
 
-/** Fewer points for the same curve (Douglas-Peucker): links stay short. */
+/** Fewer points for the same curve (Douglas-Peucker), to keep links short. */
 export function simplify(points, tolerance) {
   const n = points.length / 2;
   if (n < 3) return [...points];
@@ -206,7 +206,7 @@ function farthest(points, first, last) {
   return [far, most];
 }
 
-/** As MNIST was made: the ink's box scaled to 20 of 28, its centre of mass in the middle. A map in field pixels. */
+/** Like MNIST: the bounding box scaled to 20 of 28 pixels and the mass centred. A map in field pixels. */
 export function centre({ data, shape: [, height, width], scale }, side) {
   let left = width, right = -1, top = height, bottom = -1;
   let mass = 0, massX = 0, massY = 0;
@@ -225,12 +225,12 @@ export function centre({ data, shape: [, height, width], scale }, side) {
   }
   if (right < 0) return IDENTITY;
   const longest = Math.max(right - left, bottom - top) + 1;
-  const factor = Math.min(4, (BOX * side) / (longest * scale)); // a dot stays a dot
+  const factor = Math.min(4, (BOX * side) / (longest * scale)); // a dot stays small
   const x = (massX / mass - width / 2) * scale, y = (massY / mass - height / 2) * scale;
   return [factor, 0, 0, factor, -factor * x, -factor * y];
 }
 
-/** Paint a source through a map onto a field (c, h, w): bilinear, averaged over the source's samples a pixel. */
+/** Map a source onto a field (c, h, w): bilinear, averaged over the samples per pixel. */
 export function warp(source, map, [channels, height, width]) {
   const field = new Float32Array(channels * height * width);
   const [own, sourceHeight, sourceWidth] = source.shape;

@@ -1,5 +1,5 @@
-// Share and export: the link that holds the whole state; the current picture as PNG, the tweak strip as PNG or GIF,
-// the numbers as JSON. Everything is made here in the page; nothing is sent anywhere.
+// Share and export: a link with the whole state, an overview as PNG, a strip of one pose dimension as PNG or GIF, and the
+// numbers as JSON. Everything is created in the page; nothing is uploaded.
 
 import { sentence } from "./classes.js";
 import { html, number, set } from "./elements.js";
@@ -9,9 +9,9 @@ import { shownParts, tweakedPose, tweakFrames } from "./pose.js";
 export function mount(root, lab) {
   const share = html("button", { type: "button", id: "share", onclick: () => copyLink(lab) }, "Copy link");
   const items = [
-    ["export-picture", "Picture (PNG)", exportPicture],
-    ["export-strip", "Tweak strip (PNG)", exportStrip],
-    ["export-gif", "Tweak strip (GIF)", exportGif],
+    ["export-picture", "Overview (PNG)", exportPicture],
+    ["export-strip", "Pose dimension (PNG)", exportStrip],
+    ["export-gif", "Pose dimension (GIF)", exportGif],
     ["export-json", "Numbers (JSON)", exportNumbers],
   ];
   const menu = html("div", { class: "menu", role: "menu", "aria-label": "Export", hidden: true });
@@ -61,16 +61,16 @@ async function copyLink(lab) {
   history.replaceState(null, "", link);
   try {
     await navigator.clipboard.writeText(link);
-    lab.notice("The link is copied. It holds everything, your drawing too.");
+    lab.notice("Link copied. It contains the whole state, including your drawing.");
   } catch {
     askToCopy(lab, link);
   }
 }
 
-/** Where the clipboard is refused: the link in a field, selected. */
+/** Without access to the clipboard: the link in a field, selected. */
 function askToCopy(lab, link) {
   const field = html("input", { type: "text", readonly: true, value: link, "aria-label": "Link" });
-  const dialog = html("dialog", { class: "ask" }, html("p", {}, "Copy this link; it holds everything."), field,
+  const dialog = html("dialog", { class: "ask" }, html("p", {}, "Copy this link. It contains the whole state."), field,
     html("button", { type: "button", onclick: () => dialog.close() }, "Close"));
   dialog.addEventListener("close", () => dialog.remove());
   document.body.append(dialog);
@@ -79,8 +79,8 @@ function askToCopy(lab, link) {
 }
 
 function needs(lab, what) {
-  if (!lab.result) throw new Error("There is nothing to export yet: give the network something to look at.");
-  if (what === "decoder" && !lab.decoder) throw new Error("This model has no decoder, so there is no strip to export.");
+  if (!lab.result) throw new Error("There is nothing to export: draw or choose an input first.");
+  if (what === "decoder" && !lab.decoder) throw new Error("This model has no decoder, so there are no reconstructions to export.");
 }
 
 function fileName(lab, what, ending) {
@@ -115,7 +115,7 @@ async function exportNumbers(lab) {
   return { blob: new Blob([JSON.stringify(numbers)], { type: "application/json" }), name: fileName(lab, "numbers", "json") };
 }
 
-/* ---- the picture: the story from left to right on one sheet ---- */
+/* ---- the overview: all panels from left to right on one sheet ---- */
 
 const SHEET = { width: 1600, height: 640, margin: 40, top: 120, tall: 400 };
 
@@ -127,8 +127,9 @@ async function exportPicture(lab) {
   context.fillStyle = colours.panel;
   context.fillRect(0, 0, SHEET.width, SHEET.height);
   write(context, sentence(lab), SHEET.margin, 56, 30, colours.ink, 650);
-  const { t, iterations } = lab.state.routing;
-  const about = lab.result.couplings ? `${model.name} · routing iteration ${t + 1} of ${iterations}` : model.name;
+  const { couplings } = lab.result;
+  const iteration = () => `routing iteration ${lab.state.routing.t + 1} of ${couplings.shape[0]}`;
+  const about = couplings ? `${model.name} · ${iteration()}` : model.name;
   write(context, about, SHEET.margin, 86, 17, colours.muted);
   let x = SHEET.margin;
   const put = (title, width, paint) => {
@@ -139,7 +140,7 @@ async function exportPicture(lab) {
   put("input", 260, (left, width) => square(context, lab, lab.input, left, width));
   for (const [id, title, width] of [["primary", "primary capsules", 190], ["ribbons", "routing", 380]]) {
     const canvas = document.getElementById(id);
-    if (lab.result.couplings && canvas?.width) put(title, width, (left, wide) => fit(context, canvas, left, wide));
+    if (couplings && canvas?.width) put(title, width, (left, wide) => fit(context, canvas, left, wide));
   }
   put(lab.result.poses ? "class capsules" : "classes", 220, (left, width) => bars(context, lab, left, width));
   if (lab.decoder) {
@@ -155,7 +156,7 @@ function write(context, text, x, y, size, colour, weight = 400) {
   context.fillText(text, x, y);
 }
 
-/** Pixels, crisp, in the middle of the row. */
+/** Sharp pixels, centred in the row. */
 function square(context, lab, pixels, left, width) {
   const [, height, across] = lab.model.image_shape;
   const small = new OffscreenCanvas(across, height);
@@ -168,7 +169,7 @@ function square(context, lab, pixels, left, width) {
   context.strokeRect(left, top, width, high);
 }
 
-/** A canvas of the page, as large as its place allows. */
+/** A canvas of the page, as large as fits. */
 function fit(context, canvas, left, width) {
   const scale = Math.min(width / canvas.width, SHEET.tall / canvas.height);
   const wide = canvas.width * scale, high = canvas.height * scale;
@@ -178,20 +179,20 @@ function fit(context, canvas, left, width) {
 }
 
 function bars(context, lab, left, width) {
-  const { lengths, header } = lab.result;
-  const shown = Math.min(10, lengths.length);
-  const classes = header.longest.slice(0, shown).sort((a, b) => a - b);
+  const { activations, header } = lab.result;
+  const shown = Math.min(10, activations.length);
+  const classes = header.ranking.slice(0, shown).sort((a, b) => a - b);
   const step = SHEET.tall / shown;
   const room = width - 110;
   classes.forEach((k, n) => {
     const y = SHEET.top + n * step;
-    const first = k === header.longest[0];
+    const first = k === header.ranking[0];
     const colour = first ? lab.colours.accent : lab.colours.muted;
     write(context, lab.model.classes[k].slice(0, 6), left, y + step / 2 + 6, 17, lab.colours.ink, first ? 650 : 400);
     context.fillStyle = lab.colours.line;
     context.fillRect(left + 50, y + step / 2 - 8, room, 16);
     context.fillStyle = colour;
-    context.fillRect(left + 50, y + step / 2 - 8, room * Math.min(1, lengths[k]), 16);
-    write(context, number(lengths[k]), left + 60 + room, y + step / 2 + 6, 17, lab.colours.ink, first ? 650 : 400);
+    context.fillRect(left + 50, y + step / 2 - 8, room * Math.min(1, activations[k]), 16);
+    write(context, number(activations[k]), left + 60 + room, y + step / 2 + 6, 17, lab.colours.ink, first ? 650 : 400);
   });
 }

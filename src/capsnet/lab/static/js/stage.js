@@ -1,17 +1,17 @@
-// The canvas on which one draws: the network's field with a digit's square in its middle, painted through the handles.
-// Strokes are kept as drawn; centring them as MNIST was made happens in raster.js.
+// The drawing canvas: the input field of the network with the square of a digit in its centre, transformed by the
+// handles. Strokes are kept as drawn; raster.js centres them like MNIST.
 
 import { html, say, set, svg } from "./elements.js";
 import { buildGrips, limited, placeGrips, zoom } from "./grips.js";
 import { rgb, surface } from "./paint.js";
 import { apply, compose, digitSide, handles, invert, simplify, smooth } from "./raster.js";
 
-const FARTHEST = 8; // pixels that the second digit may lie from the first: as far as in MultiMNIST
-const TOLERANCE = 3; // thousandths of the digit's square that a stroke may lose when it is simplified
+const FARTHEST = 8; // largest offset of the second digit in pixels, as in MultiMNIST
+const TOLERANCE = 3; // of a simplified stroke, in thousandths of the digit's square
 const MOST_UNDONE = 100;
 
 export function buildStage(stage, lab) {
-  // An application, so that a screen reader hands the arrow keys through
+  // An application, so that screen readers pass the arrow keys on
   const canvas = html("canvas", { id: "draw", tabindex: 0, role: "application", "aria-label": "Input" });
   const overlay = svg("svg", { class: "handles", "aria-hidden": "true" });
   const hint = html("p", { class: "hint muted" });
@@ -45,19 +45,19 @@ function hintFor(lab) {
   if (mode === "draw" && !strokes.length) return "Draw a digit here";
   if (mode === "image" && !pixels) return "Drop or paste an image here";
   const digits = { test: [index], overlap: [overlap.a, overlap.b] }[mode]?.map((n) => lab.digit(n)) ?? [];
-  if (digits.includes(undefined)) return "The digit cannot be had";
-  return digits.includes(null) ? "Fetching the digit …" : "";
+  if (digits.includes(undefined)) return "This digit is not available";
+  return digits.includes(null) ? "Loading the digit …" : "";
 }
 
 function describe(lab) {
   const { mode, index, overlap, strokes } = lab.state.input;
   if (mode === "draw") {
     const count = strokes.length === 1 ? "one stroke" : `${strokes.length} strokes`;
-    return `Your drawing, ${count}. Arrow keys move it, Control Z takes a stroke back, Delete clears.`;
+    return `Your drawing, ${count}. Arrow keys move it, Control Z undoes a stroke, Delete clears.`;
   }
   if (mode === "test") return `Test digit number ${index}. Arrow keys move it.`;
   if (mode === "overlap") {
-    return `Test digits ${overlap.a} and ${overlap.b} over one another. Arrow keys move the second.`;
+    return `Overlapping test digits ${overlap.a} and ${overlap.b}. Arrow keys move the second.`;
   }
   return "Your image. Arrow keys move it.";
 }
@@ -110,14 +110,14 @@ function paintPixels(context, lab) {
     const digit = lab.digit(index);
     if (digit) paintImage(context, digit, lab.colours.ink, digitSide(lab.model.image_shape));
   } else if (lab.input) {
-    // A picture is already as the network sees it; undo the handles, which lab.input has inside
+    // lab.input already includes the transformation of the handles: undo it
     context.transform(...invert(handles(lab.state.transform)));
     const [, height, width] = lab.model.image_shape;
     paintImage(context, { pixels: lab.input, shape: lab.model.image_shape }, lab.colours.ink, Math.max(height, width));
   }
 }
 
-/** Pixels as ink of one colour on nothing (grey) or as they are (colour), the longer side `side` wide. */
+/** Grey pixels as transparent ink, colour pixels unchanged; the longer side is `side` wide. */
 function paintImage(context, { pixels, shape: [channels, height, width] }, colour, side) {
   const image = new ImageData(width, height);
   const n = height * width;
@@ -133,7 +133,7 @@ function paintImage(context, { pixels, shape: [channels, height, width] }, colou
   context.drawImage(small, (-width * scale) / 2, (-height * scale) / 2, width * scale, height * scale);
 }
 
-/** The map from the network's pixels to those of the canvas: the drawing there is not centred yet. */
+/** The map from the pixels of the network to those of the canvas, where the drawing is not centred yet. */
 function fieldToCanvas(canvas, lab) {
   const k = zoom(canvas, lab);
   const map = handles(lab.state.transform);
@@ -175,13 +175,13 @@ export function undo(lab) {
   lab.update({ input: { strokes: past.pop() ?? lab.state.input.strokes.slice(0, -1) } });
 }
 
-/** One pointer at a time: a pen, a finger or the mouse draws, or drags what cannot be drawn. */
+/** One pointer at a time (pen, finger or mouse) draws, or drags other inputs. */
 function pointer(canvas, lab) {
   let active = null;
   canvas.addEventListener("pointerdown", (event) => {
     if (event.button !== 0 || !lab.model) return;
     if (active && !(event.pointerType === "pen" && active.type === "touch")) return;
-    active?.cancel(); // a hand that came down before its pen
+    active?.cancel(); // a palm that touched before the pen
     canvas.setPointerCapture(event.pointerId);
     const begin = lab.state.input.mode === "draw" ? drawing : dragging;
     active = { id: event.pointerId, type: event.pointerType, ...begin(event, canvas, lab) };
@@ -193,7 +193,7 @@ function pointer(canvas, lab) {
     active = null;
   };
   canvas.addEventListener("pointerup", (event) => end(event, "end"));
-  canvas.addEventListener("pointercancel", (event) => end(event, "cancel")); // so the system tells of a resting palm
+  canvas.addEventListener("pointercancel", (event) => end(event, "cancel")); // how the system reports a resting palm
 }
 
 function drawing(event, canvas, lab) {
@@ -219,7 +219,7 @@ function drawing(event, canvas, lab) {
   };
 }
 
-/** Where the pointer is, in thousandths of the digit's square, seen through the handles. */
+/** The position of the pointer in thousandths of the digit's square, before the handles. */
 function toStroke(event, canvas, lab) {
   const box = canvas.getBoundingClientRect();
   const k = zoom(canvas, lab);

@@ -1,14 +1,14 @@
 /**
- * The page's state: its defaults, how a patch is merged into it, and its form in the URL's fragment.
+ * The state of the page: its defaults, how a patch is merged into it, and its form in the URL fragment.
  *
- * The whole of it is plain JSON. The fragment is "z" + base64url(deflate-raw(JSON)), or "j" + base64url(JSON) where
- * the browser cannot compress. What comes out of a fragment is never trusted: `sanitise` rebuilds it field by field.
+ * It is plain JSON. The fragment is "z" + base64url(deflate-raw(JSON)), or "j" + base64url(JSON) if the browser cannot
+ * compress. The content of a fragment is never trusted: `sanitise` rebuilds it field by field.
  */
 
 const LONGEST_FRAGMENT = 400_000; // characters; a photo of 64×64 in colour needs about 17,000
 const LONGEST_JSON = 1_000_000; // characters after inflating, so that a crafted link cannot fill the memory
 
-/** A five of our own, so that the page is alive without any data. Coordinates on a field of 1000×1000. */
+/** A hand-drawn five, so that the page shows something without any data. Coordinates on a field of 1000×1000. */
 const EXAMPLE = [
   {
     w: 95,
@@ -36,7 +36,7 @@ export const DEFAULTS = freeze({
     overlap: { a: 1, b: 4, dx: 5, dy: -3 },
   },
   transform: { rotate: 0, scale: 1, shear: 0, x: 0, y: 0 },
-  routing: { iterations: 3, leaky: false, t: 0 },
+  routing: { options: {}, t: 0 }, // options that differ from those of the model
   selected: null,
   tweak: {},
   keepLength: false,
@@ -51,13 +51,15 @@ export const DEFAULTS = freeze({
       [[0.85, 0.35], [-0.6, -0.3]],
       [[-0.4, 0.6], [0.1, 0.8]],
     ],
-    iterations: 3,
+    routing: "dynamic",
+    against: "", // the algorithm to compare with; without one dynamic, or uniform for dynamic itself
+    options: {}, // that differ from the defaults
     t: 0,
-    line: 0,
+    line: 2,
   },
 });
 
-/** What the handles may do; the sliders and the link obey the same limits. */
+/** Limits of the handles, the sliders and links. */
 export const LIMITS = freeze({
   rotate: [-180, 180],
   scale: [0.3, 2],
@@ -77,18 +79,23 @@ export function merge(old, patch) {
   return merged;
 }
 
-/** The next state. With `replace` the patch's top-level values take the place of the old ones, unmerged. */
+/** The next state. With `replace` the top-level values of the patch replace the old ones instead of being merged. */
 export function next(state, patch, { replace = false } = {}) {
   const newModel = patch.model !== undefined && patch.model !== state.model;
-  // Poses and classes of one network mean nothing to another
-  const fresh = newModel ? { ...state, selected: null, tweak: {}, from: null, mix: 0 } : state;
-  const merged = replace ? { ...fresh, ...patch } : merge(fresh, patch);
-  const last = merged.routing.iterations - 1;
-  if (merged.routing.t > last) merged.routing = { ...merged.routing, t: last };
-  return merged;
+  // Poses, classes and routing options of one network mean nothing to another
+  const routing = { ...state.routing, options: {} };
+  const fresh = newModel ? { ...state, routing, selected: null, tweak: {}, from: null, mix: 0 } : state;
+  return replace ? { ...fresh, ...patch } : merge(fresh, patch);
 }
 
-/** Keep what is well-formed of an unknown value and fill the rest with the defaults. */
+/** A routing option as a control of the server describes it: the wanted value if it is valid, otherwise the model's. */
+export function optionValue({ type, value, min, max, choices }, wanted) {
+  if (type === "bool") return flag(wanted, value);
+  if (type === "choice") return oneOf(wanted, choices, value);
+  return (type === "int" ? whole : number)(wanted, min ?? -Infinity, max ?? Infinity, value);
+}
+
+/** Keep the well-formed parts of an unknown value and fill the rest with the defaults. */
 export function sanitise(raw) {
   const d = DEFAULTS;
   const o = isObject(raw) ? raw : {};
@@ -96,7 +103,6 @@ export function sanitise(raw) {
   const overlap = isObject(input.overlap) ? input.overlap : {};
   const transform = isObject(o.transform) ? o.transform : {};
   const routing = isObject(o.routing) ? o.routing : {};
-  const iterations = whole(routing.iterations, 1, 10, d.routing.iterations);
   return {
     v: 1,
     view: oneOf(o.view, ["lab", "hand"], d.view),
@@ -121,11 +127,7 @@ export function sanitise(raw) {
     transform: Object.fromEntries(
       Object.entries(LIMITS).map(([key, [low, high]]) => [key, number(transform[key], low, high, d.transform[key])]),
     ),
-    routing: {
-      iterations,
-      leaky: flag(routing.leaky, d.routing.leaky),
-      t: whole(routing.t, 0, iterations - 1, 0),
-    },
+    routing: { options: options(routing), t: whole(routing.t, 0, 9999, 0) },
     selected: o.selected === null ? null : whole(o.selected, 0, 9999, null),
     tweak: tweaks(o.tweak),
     keepLength: flag(o.keepLength, d.keepLength),
@@ -145,12 +147,12 @@ export async function toFragment(state) {
   return "z" + toBase64url(new Uint8Array(await new Response(stream).arrayBuffer()));
 }
 
-/** The same at once and uncompressed. */
+/** The same, synchronous and uncompressed. */
 export function plainFragment(state) {
   return "j" + toBase64url(new TextEncoder().encode(JSON.stringify(state)));
 }
 
-/** Fragment → state, or null for no fragment; throws a sentence when the fragment is broken. */
+/** Fragment → state, or null without a fragment; throws a sentence if the fragment is broken. */
 export async function fromFragment(fragment) {
   const body = fragment.replace(/^#/, "");
   if (!body) return null;
@@ -162,7 +164,7 @@ export async function fromFragment(fragment) {
     if (!isObject(parsed) || parsed.v !== 1) throw new Error("not a state of this page");
     return sanitise(parsed);
   } catch {
-    throw new Error("The link could not be read; it may have been cut off. Here is the example instead.");
+    throw new Error("The link could not be read. It may have been truncated, so the page shows the example instead.");
   }
 }
 
@@ -222,6 +224,14 @@ function strokes(value) {
   });
 }
 
+/** Routing options by name; older links had `iterations` and `leaky` beside t. */
+function options(routing) {
+  const { iterations, leaky } = routing;
+  const raw = isObject(routing.options) ? routing.options : { iterations, leaky };
+  const plain = (value) => isNumber(value) || typeof value === "boolean" || text(value, 60, null) !== null;
+  return Object.fromEntries(Object.entries(raw).filter(([name, value]) => name.length <= 60 && plain(value)).slice(0, 20));
+}
+
 function shape(value) {
   const sides = numbers(value, 3, 1, 512);
   return sides?.length === 3 ? sides.map(Math.round) : null;
@@ -252,12 +262,13 @@ function kept(value) {
 function hand(value) {
   const d = DEFAULTS.hand;
   const o = isObject(value) ? value : {};
-  const iterations = whole(o.iterations, 1, 10, d.iterations);
   return {
     votes: votes(o.votes) ?? d.votes,
-    iterations,
-    t: whole(o.t, 0, iterations, 0),
-    line: whole(o.line, 0, 20, 0),
+    routing: text(o.routing, 60, d.routing),
+    against: text(o.against, 60, d.against),
+    options: options(o),
+    t: whole(o.t, 0, 99, d.t),
+    line: whole(o.line, 0, 99, d.line),
   };
 }
 

@@ -1,4 +1,4 @@
-// What each way of input offers below the canvas: a pen, the test digits, an image of one's own, two digits at once.
+// The tools below the canvas for each kind of input: pen, test digits, image file, two overlapping digits.
 
 import { html, number, say } from "./elements.js";
 import { encodeBytes } from "./raster.js";
@@ -29,14 +29,14 @@ export function drawTools(lab) {
   show();
   return html("div", {},
     html("div", { class: "row" }, back, all, width, dot),
-    html("label", { class: "check small", title: "The ink scaled into 20×20 pixels, its centre of mass in the middle" },
+    html("label", { class: "check small", title: "Scale the drawing to 20×20 pixels and centre its mass, as in MNIST" },
       centre, "Centre and scale like MNIST"));
 }
 
 export function testTools(lab) {
   const index = html("input", { type: "number", id: "digit-index", min: 0, max: 9999,
-    "aria-label": "Number of the test digit" });
-  const label = html("select", { id: "digit-label", "aria-label": "Only one class" });
+    "aria-label": "Index of the test digit" });
+  const label = html("select", { id: "digit-label", "aria-label": "Class" });
   const mistakes = html("input", { type: "checkbox", id: "digit-mistakes" });
   const facts = html("p", { class: "small muted num", "aria-live": "polite" });
   const take = (found) => lab.update({ input: { index: found } });
@@ -71,7 +71,7 @@ export function testTools(lab) {
     if ((changed.has("input") || changed.has("model")) && lab.state.input.mode === "test" && lab.model) {
       const digit = lab.digit(lab.state.input.index);
       const missing = digit === undefined ? sentence(lab.transient.missing ?? "") : "";
-      say(facts, digit ? `Its label: ${lab.model.classes[digit.label] ?? digit.label}.${counted(lab)}` : missing);
+      say(facts, digit ? `Label: ${lab.model.classes[digit.label] ?? digit.label}.${counted(lab)}` : missing);
     }
   });
   return html("div", {},
@@ -81,18 +81,18 @@ export function testTools(lab) {
     facts);
 }
 
-let matching = null; // how many digits fit the last question, and to which filter
+let matching = null; // the number of matches of the last filter
 
 function counted(lab) {
   const { label, only } = lab.state.input;
   if (!matching || matching.label !== label || matching.only !== only || matching.model !== lab.state.model) return "";
   if (only === "mistakes") return ` ${matching.count} mistakes${matching.ready ? "" : " so far"}.`;
-  return label === null ? "" : ` ${matching.count} like it.`;
+  return label === null ? "" : ` ${matching.count} in this class.`;
 }
 
 let asking = 0;
 
-/** Ask the server for a digit that fits; mistakes may still be counted: then ask again, as long as it is wanted. */
+/** Ask the server for a matching digit, repeatedly while it is still counting mistakes and the filter is the same. */
 async function pickDigit(lab, random, take, tell) {
   const mine = ++asking;
   const { index, label, only } = lab.state.input;
@@ -105,12 +105,12 @@ async function pickDigit(lab, random, take, tell) {
     for (;;) {
       const found = await lab.api.digits(query);
       if (stale()) return;
-      if (found.state === "no data") return tell(sentence(found.why || "the test digits could not be fetched."));
+      if (found.state === "no data") return tell(sentence(found.why || "the test digits could not be downloaded."));
       matching = { count: found.count, label, only, model: query.model, ready: found.state === "ready" };
       if (found.index !== null) return take(found.index);
-      if (found.state === "ready") return tell(only === "mistakes" ? "It makes no mistake here." : "No digit fits.");
+      if (found.state === "ready") return tell(only === "mistakes" ? "The model makes no mistakes here." : "No digit matches.");
       const counting = `Looking for mistakes … ${Math.round(100 * found.progress)} %`;
-      tell(found.state === "fetching" ? "Fetching the test digits …" : counting);
+      tell(found.state === "fetching" ? "Downloading the test digits …" : counting);
       await new Promise((resolve) => setTimeout(resolve, ASK_AGAIN_MILLISECONDS));
     }
   } catch (error) {
@@ -125,13 +125,13 @@ export function imageTools(lab) {
     if (file.files[0]) bring(lab, file.files[0]);
     file.value = "";
   });
-  const facts = html("p", { class: "small muted" }, "Or drop or paste one. A photo of a digit on paper will do.");
+  const facts = html("p", { class: "small muted" }, "You can also drop or paste one, such as a photo of a digit on paper.");
   lab.on((_, changed) => changed.has("photo") && lab.transient.photo && say(facts, lab.transient.photo));
   const button = html("label", { class: "button", for: "file" }, "Choose an image");
   return html("div", {}, html("div", { class: "row" }, button, file), facts);
 }
 
-/** Drop and paste work in every mode, and lead to the image mode. */
+/** Drop and paste work in every mode and switch to the image mode. */
 export function bringImages(stage, lab) {
   const takes = (event) => [...(event.dataTransfer?.items ?? [])].some((item) => item.kind === "file");
   addEventListener("dragover", (event) => {
@@ -154,7 +154,7 @@ export function bringImages(stage, lab) {
   });
 }
 
-/** The server prepares the image as the network wants it; the state keeps these pixels, not the file. */
+/** The server prepares the image for the network; the state keeps these pixels, not the file. */
 async function bring(lab, file) {
   if (!lab.model) return;
   try {
@@ -178,7 +178,7 @@ export function overlapTools(lab) {
   lab.on((_, changed) => {
     if (!changed.has("input") || lab.state.input.mode !== "overlap") return;
     const { dx, dy } = lab.state.input.overlap;
-    say(facts, `Drag the second: ${number(dx, 0)}, ${number(dy, 0)} px`);
+    say(facts, `Drag to move the second digit: ${number(dx, 0)}, ${number(dy, 0)} px`);
   });
   return html("div", {}, ...rows, facts);
 }
@@ -186,7 +186,7 @@ export function overlapTools(lab) {
 function overlapRow(lab, which) {
   const name = which === "a" ? "First" : "Second";
   const index = html("input", { type: "number", min: 0, max: 9999, id: `overlap-${which}`,
-    "aria-label": `${name} digit's number` });
+    "aria-label": `Index of the ${name.toLowerCase()} digit` });
   const label = html("b", { class: "num" });
   const take = (n) => lab.update({ input: { overlap: { [which]: n } } });
   index.addEventListener("change", () => {
@@ -206,14 +206,14 @@ function overlapRow(lab, which) {
   return html("div", { class: "row" }, swatch, label, html("span", { class: "spread" }), index, random);
 }
 
-/** A random digit of another class than the other one's: two of a kind cannot be told apart. */
+/** A random digit of another class than the other digit. */
 async function another(lab, which, take) {
   const other = lab.digit(lab.state.input.overlap[which === "a" ? "b" : "a"]);
   const labels = [...Array(10).keys()].filter((label) => label !== other?.label);
   const label = labels[Math.floor(Math.random() * labels.length)];
   try {
     const found = await lab.api.digits({ model: lab.state.model, label, only: "all", random: true });
-    if (found.index === null) lab.notice(found.why || "The test digits are being fetched: try again in a moment.");
+    if (found.index === null) lab.notice(found.why || "The test digits are being downloaded: try again in a moment.");
     else take(found.index);
   } catch (error) {
     lab.notice(error.message);

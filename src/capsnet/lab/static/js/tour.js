@@ -1,28 +1,29 @@
-// A tour of five steps, each completed by doing it. It covers nothing that the step needs, can be left at any time and
-// taken again from "?"; that it was seen is remembered in this browser only.
+// A tour of five steps, each completed by doing it. It never covers what a step needs, can be closed at any time and
+// started again with "?". Only this browser remembers that it was seen.
 
 import { html, say, set } from "./elements.js";
 import { recall, remember } from "./memory.js";
 
 const ADVANCE_MILLISECONDS = 900;
 
-/** done(lab, then): `then` is what the state was when the step began. */
+/** done(lab, then): `then` is the state at the beginning of the step. */
 const STEPS = [
-  { panel: "panel-input", beside: "panel-primary", title: "Give it a digit",
-    text: "Draw one on the canvas, or take a test digit from “Digits”.",
+  { panel: "panel-input", beside: "panel-primary", title: "Draw a digit",
+    text: "Draw on the canvas, or choose a test digit under “Digits”.",
     done: (lab, then) => lab.state.input !== then.input && !lab.empty },
-  { panel: "panel-primary", beside: "panel-routing", title: "Look at a part",
-    text: "Point at a primary capsule (or focus the maps and use the arrow keys): " +
-      "its receptive field lights up on the input.",
+  { panel: "panel-primary", beside: "panel-routing", title: "Look at a primary capsule",
+    text: "Point at a capsule, or focus the maps and use the arrow keys. " +
+      "Its receptive field is highlighted on the input.",
     done: (lab) => Boolean(lab.transient.receptive) },
   { panel: "panel-routing", beside: "panel-classes", title: "Watch the routing",
-    text: "Press Play: at first every capsule speaks for every class; step by step those that agree find each other.",
+    text: "Press Play. At first every capsule sends the same share to every class. " +
+      "With each routing iteration more goes where the votes agree.",
     done: (lab, then) => lab.state.routing.t !== then.routing.t },
-  { panel: "panel-classes", beside: "panel-pose", title: "Choose a class",
-    text: "Click a bar. Everything else now speaks of that class, even if it is not there.",
+  { panel: "panel-classes", beside: "panel-pose", title: "Select a class",
+    text: "Click a bar. All panels now show that class, even if it is not in the image.",
     done: (lab, then) => lab.state.selected !== null && lab.state.selected !== then.selected },
-  { panel: "panel-pose", beside: "panel-classes", title: "Move its pose",
-    text: "Drag a slider and see what that number means to the network.",
+  { panel: "panel-pose", beside: "panel-classes", title: "Change the pose",
+    text: "Drag a slider and see how this pose dimension changes the reconstruction.",
     done: (lab, then) => lab.state.tweak !== then.tweak },
 ];
 
@@ -31,9 +32,9 @@ export function mount(root, lab) {
   const view = { root, lab, button, step: -1, then: null, timer: 0 };
   view.count = html("span", { class: "small muted num" });
   view.title = html("h3");
-  view.text = html("p", { "aria-live": "polite" }); // a new step is read out; the focus stays where the hand is
+  view.text = html("p", { "aria-live": "polite" }); // screen readers announce a new step; the focus stays
   view.skip = html("button", { type: "button", class: "plain", onclick: () => go(view, view.step + 1) }, "Skip");
-  view.close = html("button", { type: "button", onclick: () => end(view) }, "Leave the tour");
+  view.close = html("button", { type: "button", onclick: () => end(view) }, "Close");
   view.box = html("div", { class: "tour", role: "dialog", "aria-label": "Tour", hidden: true, tabindex: -1 },
     html("div", { class: "row" }, view.title, html("span", { class: "spread" }), view.count), view.text,
     html("div", { class: "row" }, view.close, html("span", { class: "spread" }), view.skip));
@@ -47,13 +48,13 @@ export function mount(root, lab) {
 
 function begin(view) {
   const { lab } = view;
-  // What the steps need: capsules with a decoder, and an iteration to step to
-  const able = ({ kind, has_decoder: decoder }) => kind === "capsnet" && decoder;
+  // The steps need capsules, a decoder and two routing iterations
+  const able = ({ routing, has_decoder: decoder }) => routing && decoder;
   const model = lab.model && !able(lab.model) ? lab.models.find(able) : null;
-  if (model) lab.notice(`Changed to ${model.name}: the tour needs capsules and a decoder.`);
+  if (model) lab.notice(`The tour needs capsules and a decoder, so the model was changed to ${model.name}.`);
   if (model) lab.update({ model: model.name });
-  const iterations = Math.max(2, lab.state.routing.iterations);
-  lab.update({ view: "lab", compare: false, routing: { t: 0, iterations } });
+  lab.update({ view: "lab", compare: false, routing: { t: 0 } });
+  if (lab.routingOptions().iterations === 1) lab.update({ routing: { options: { iterations: 2 } } });
   go(view, 0);
   view.box.focus({ preventScroll: true });
 }
@@ -63,7 +64,7 @@ function go(view, step) {
   view.timer = 0;
   for (const { panel } of STEPS) document.getElementById(panel).toggleAttribute("data-toured", false);
   view.step = step;
-  // Measured from what the step changes, once the frame of beginning it is over
+  // Compared with the state after the first frame of the step
   view.then = null;
   requestAnimationFrame(() => (view.then = view.lab.state));
   view.box.hidden = false;
@@ -75,16 +76,16 @@ function go(view, step) {
   say(view.text, text);
   say(view.count, `${step + 1} of ${STEPS.length}`);
   say(view.skip, "Skip");
-  say(view.close, "Leave the tour");
+  say(view.close, "Close");
   view.skip.hidden = false;
   document.getElementById(panel).scrollIntoView({ block: "nearest" });
   place(view);
 }
 
 function finish(view) {
-  say(view.title, "That was all of it");
-  say(view.text, "Lay two digits over one another, compare with a CNN, or do the routing by hand. " +
-    "The address bar holds everything: send it.");
+  say(view.title, "End of the tour");
+  say(view.text, "Next, overlap two digits, compare with a CNN, or route by hand. " +
+    "The address bar contains the whole state, so you can share it.");
   say(view.count, "");
   say(view.close, "Done");
   view.skip.hidden = true;
@@ -111,7 +112,7 @@ function watch(view) {
   view.timer = setTimeout(() => go(view, view.step + 1), ADVANCE_MILLISECONDS);
 }
 
-/** Over the neighbour's lower part on a wide screen; at the foot of a narrow one, which the style sheet does. */
+/** Over the lower part of the neighbouring panel; on a narrow screen the style sheet places it at the bottom. */
 function place(view) {
   const { panel, beside } = STEPS[view.step] ?? {};
   if (!panel) return;

@@ -1,0 +1,98 @@
+"""Inputs that several verbs share: the dataset of a trained model, and image files."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from capsnet import data
+from capsnet.data import photo
+from capsnet.data.folder import pictures
+from capsnet.data.registry import DEFAULT_VALIDATION
+from capsnet.errors import UserError
+from capsnet.io.leakage import birth_of, fingerprint, same_images
+from capsnet.models.base import Model
+from capsnet.terminal import say
+from capsnet.train.config import Config
+from capsnet.train.records import from_dict
+
+RESIZED = "resized"  # the note on an image without other preprocessing
+
+
+def training_config(model: str) -> Config | None:
+    """The config that a model was trained with."""
+    birth = birth_of(model)
+    return from_dict(birth.config, model) if birth.config else None
+
+
+def splits_for(model: Model, path: str, name: str | None) -> data.Splits:
+    """The named dataset, or the model's own with the split it was trained on; images in the model's size."""
+    config = training_config(path)
+    if config is None and name is None:
+        raise UserError(f"{path} does not record its training data: name a dataset with --data, or pass images.")
+    channels, height, width = model.config.image_shape
+    config = config or Config()
+    name = name or config.data
+    same = same_images(name, config.data)  # a held-out digit stays held out in every dataset made of it
+    splits = data.load(
+        name,
+        validation=config.validation if same else DEFAULT_VALIDATION,
+        validation_choice=config.validation_choice,
+        seed=config.seed,
+        train_limit=config.train_limit if same else 0,
+        image_size=(height, width),
+        channels=channels,
+    )
+    then = birth_of(path).images
+    if then and same and fingerprint(splits, name) != then:
+        say(f"{name} has changed since {path} was trained, so it may contain images that the model was trained on")
+    return splits
+
+
+def labels_per_image(config: Config | None) -> int | None:
+    """Labels of each image that a model was trained on; None if unknown or varying."""
+    return data.parse(config.data).labels_per_image if config else None
+
+
+def list_images(names: Sequence[str]) -> list[str]:
+    """The image files that these names stand for: a folder stands for the images in it."""
+    if not names:
+        raise UserError("no image given: pass image files, folders, or - for stdin.")
+    found: list[str] = []
+    for name in names:
+        if name != "-" and Path(name).is_dir():
+            inside = [str(path) for path in pictures(Path(name))]
+            if not inside:
+                raise UserError(f"the folder {name} contains no images (.png, .jpg, …): choose another one.")
+            found += inside
+        else:
+            found.append(name)
+    return found
+
+
+def prepare_image(model: Model, name: str, config: Config | None) -> tuple[Tensor, str]:
+    """An image file (or - for stdin) as the model's input, and a note on how it was preprocessed.
+
+    For a model trained on MNIST digits (by its `config`), photos are preprocessed as those were; others are resized.
+    """
+    stdin = name == "-"
+    picture = photo.read_image(io.BytesIO(sys.stdin.buffer.read()) if stdin else name, "stdin" if stdin else name)
+    channels, height, width = model.config.image_shape
+    spec = data.parse(config.data) if config else None
+    if spec is None or not spec.info.digit_side or spec.info.image_shape is None or spec.labels_per_image is None:
+        return photo.fit(picture, channels, height, width), RESIZED
+    if spec.labels_per_image == 2:
+        prepared = photo.prepare_pair(picture, height, spec.options.shift)
+    else:
+        prepared = photo.prepare_like_mnist(picture, spec.info.digit_side * height // spec.info.image_shape[1])
+    side = prepared.image.shape[1]
+    if side == height:
+        return prepared.image, prepared.note
+    before = (height - side) // 2
+    padded = F.pad(prepared.image, (before, height - side - before) * 2)
+    return padded, f"{prepared.note.rstrip('.')}, padded to {height}×{width}."

@@ -1,0 +1,1 @@
+"""Published datasets, one file each, and the machinery that downloads, verifies and caches them."""

@@ -1,0 +1,1 @@
+"""Datasets that are drawn or composed on the fly."""

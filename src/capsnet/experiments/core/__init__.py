@@ -1,0 +1,1 @@
+"""What all experiments share: plan, conduct, results, networks and the results page."""

@@ -1,0 +1,1 @@
+"""Models on disk: checkpoints, the shipped models, transfer to other networks, export."""

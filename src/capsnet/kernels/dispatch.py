@@ -1,0 +1,332 @@
+"""Which way to compute something: the plain form, or a kernel that is faster for this shape, device and dtype.
+
+Layers call the functions here and do not know which way is taken. Private APIs of PyTorch, OpenMP and the processor are
+used in this file only. `with plain():` disables every fast path. They are also disabled inside `torch.func` and
+forward-mode differentiation, which support PyTorch's own operators only.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+
+from capsnet.kernels import convolution
+from capsnet.kernels.bilinear import Pair
+from capsnet.kernels.convolution import out_size
+from capsnet.kernels.stem import fused_stem
+
+if TYPE_CHECKING:
+    from capsnet.routing.options import DynamicOptions
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+SMALL = 2**15  # elements; smaller inputs go to F.conv2d at once, because choosing would take longer than it saves
+FEW_PLACES, MANY_TAPS, MANY_WEIGHTS = 150, 49, 2**20  # where one product over patches beats F.conv2d: measured
+LARGE_VOTES = 1 << 30  # bytes; the plain form of routing holds several times as much
+FEWEST_EXAMPLES = 8  # the fused routing loops take sixteen examples at a time and win from half of that on
+
+# --- The switch -------------------------------------------------------------------------------------------
+
+_lock, _plain_blocks = threading.Lock(), 0  # of all threads
+
+
+@contextmanager
+def plain() -> Iterator[None]:
+    """Compute everything in the readable form, for tests, benchmarks and exports.
+
+    >>> with plain():
+    ...     enabled()
+    False
+    """
+    global _plain_blocks
+    with _lock:
+        _plain_blocks += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _plain_blocks -= 1
+
+
+def enabled() -> bool:
+    """Whether a fast path may be taken."""
+    return _plain_blocks == 0 and not transformed()
+
+
+# --- What PyTorch, OpenMP and the processor keep private --------------------------------------------------
+
+
+def transformed() -> bool:
+    """Whether `torch.func` or forward-mode differentiation is at work."""
+    if torch.compiler.is_compiling():
+        return False
+    functorch = getattr(torch._C, "_are_functorch_transforms_active", bool)()
+    return functorch or getattr(forward_ad, "_current_level", -1) >= 0
+
+
+def constant(function: Function) -> Function:
+    """What `torch.compiler.assume_constant_result` does, without the second that importing the compiler takes."""
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
+best_tile = constant(convolution.best_tile)
+
+
+@constant
+def has_bf16() -> bool:
+    """Whether the processor multiplies bfloat16 in hardware, or CAPSNET_EMULATE_BF16=1 asks to act as if it did.
+
+    Emulation is slow but gives the numbers of a processor with bfloat16.
+    """
+    if os.environ.get("CAPSNET_EMULATE_BF16") == "1":
+        return True
+    # another version of PyTorch may not have these: then bfloat16 is computed in float32
+    return any(getattr(torch.cpu, name, bool)() for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"))
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether calling the module does more than its forward pass: pruning, for example, works by hooks."""
+    own = module._forward_pre_hooks or module._forward_hooks or module._backward_pre_hooks or module._backward_hooks
+    return bool(own) or torch.nn.modules.module._has_any_global_hook()
+
+
+TEAM_MEMBER = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+
+
+@cache
+def openmp_parallel() -> Any:
+    """The function that starts a team of PyTorch's OpenMP threads, or None where PyTorch is built otherwise.
+
+    Looked up in PyTorch's own library, the name resolves to the OpenMP runtime that PyTorch was linked with.
+    """
+    try:
+        start = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so")).GOMP_parallel
+    except (OSError, AttributeError):
+        return None
+    start.argtypes, start.restype = [TEAM_MEMBER, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint], None
+    return start
+
+
+# --- Precision --------------------------------------------------------------------------------------------
+
+
+def wants_bf16(x: Tensor) -> bool:
+    """Whether x or autocast asks for bfloat16."""
+    autocast = torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") == torch.bfloat16
+    return autocast or x.dtype == torch.bfloat16
+
+
+def precision_for(x: Tensor) -> str:
+    """The precision that x or autocast asks for, in the way that suits this processor best."""
+    if not wants_bf16(x):
+        return "exact"
+    return "bf16" if has_bf16() else "rough"
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """F.linear; autocast leaves it in float32 where bfloat16 would be emulated."""
+    emulated = enabled() and x.device.type == "cpu" and x.dtype == torch.float32 and precision_for(x) == "rough"
+    if not emulated:
+        return F.linear(x, weight, bias)
+    with torch.autocast("cpu", enabled=False):
+        return F.linear(x, weight, bias)
+
+
+# --- Convolutions -----------------------------------------------------------------------------------------
+
+
+def choose_tile(x: Tensor, size: tuple[int, ...], weight: Tensor, stride: int) -> Pair | None:
+    """The tile for a bilinear convolution of something of this size (b, c, h, w), or None for the plain one.
+
+    A program that is being exported gets the plain one: it may run where this package is not installed.
+    """
+    if not enabled() or x.dim() != 4 or torch.compiler.is_exporting():
+        return None
+    if size[0] * size[1] * size[2] * size[3] < SMALL or x.device.type != "cpu":
+        return None
+    if x.dtype not in (torch.float32, torch.bfloat16) or weight.dtype not in (torch.float32, x.dtype):
+        return None
+    (b, c, *_), (o, channels, *kernel) = size, weight.shape
+    if c != channels or size[2] < kernel[0] or size[3] < kernel[1]:
+        return None  # F.conv2d reports the error
+    out = out_size(size, weight.shape, stride)
+    training = torch.is_grad_enabled() and weight.requires_grad
+    # sizes are symbols while a graph is traced; what a range is made of is made known: a graph for each size
+    b, c, o, *sides = (range(n).stop for n in (b, c, o, *out, *kernel))
+    return best_tile(b, c, o, (sides[0], sides[1]), (sides[2], sides[3]), stride, training)
+
+
+def _plain(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int) -> Tensor:
+    if not enabled() or x.device.type != "cpu" or x.dtype == torch.float64 or not wants_bf16(x):
+        return F.conv2d(x, weight, bias, stride)
+    if has_bf16():
+        if x.dim() == 4:  # bfloat16's own convolutions want channels last; what comes after one is so already
+            x = x.contiguous(memory_format=torch.channels_last)
+        return F.conv2d(x, weight, bias, stride).to(x.dtype)
+    with torch.autocast("cpu", enabled=False):
+        return F.conv2d(x.float(), weight.float(), None if bias is None else bias.float(), stride).to(x.dtype)
+
+
+def patches_pay(x: Tensor, weight: Tensor, stride: int) -> bool:
+    """Whether `_patches` is faster: few results from large kernels, as for a single image, and no gradient wanted.
+
+    With fewer places than output channels the weights are most of what is read. F.conv2d first rearranges them; a
+    matrix product reads them in place if they are contiguous.
+    """
+    if not enabled() or x.device.type != "cpu" or torch.compiler.is_exporting() or precision_for(x) == "bf16":
+        return False
+    if x.dim() != 4 or not x.dtype == weight.dtype == torch.float32 or x.shape[1] != weight.shape[1]:
+        return False
+    if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
+        return False
+    out, kernel = out_size(x.shape, weight.shape, stride), weight.shape[2:]
+    few = min(out) > 0 and 0 < len(x) * prod(out) <= min(FEW_PLACES, len(weight))
+    return few and prod(kernel) >= MANY_TAPS and weight.numel() >= MANY_WEIGHTS and weight.is_contiguous()
+
+
+def _patches(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int) -> Tensor:
+    """Convolution as one matrix product of image patches with filters: (places × taps)·(taps × o)."""
+    patches = x.unfold(2, weight.shape[2], stride).unfold(3, weight.shape[3], stride).permute(0, 2, 3, 1, 4, 5)
+    rows, taps = patches.flatten(3).flatten(0, 2), weight.flatten(1).T
+    with torch.autocast("cpu", enabled=False):
+        y = rows @ taps if bias is None else torch.addmm(bias, rows, taps)
+    return y.unflatten(0, patches.shape[:3]).permute(0, 3, 1, 2)
+
+
+def conv2d(x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: int = 1) -> Tensor:
+    """F.conv2d without padding, by the fastest of three ways: (b, c, h, w), (o, c, kh, kw) → (b, o, h', w').
+
+    The bilinear form is taken on CPUs, for float32 and bfloat16, where `best_tile` estimates from multiply-adds and
+    memory traffic that it is faster. Otherwise single images with large kernels take a product over patches
+    (`patches_pay`), and everything else F.conv2d. `torch.compile` makes a program for each batch size. The result is
+    channels last in memory and can be differentiated once; use `kernels.plain()` for higher derivatives.
+
+    If x or autocast asks for bfloat16 and the processor supports it, the operands of transforms and products are
+    bfloat16. The result keeps the dtype of x: float32 under autocast, because the last stage accumulates in float32 and
+    squash and routing need it. Emulated bfloat16 would be four times slower, so other processors compute in float32 by
+    a form with fewer products and errors near 1e-4 (those of bfloat16 are near 1e-2).
+    """
+    tile = choose_tile(x, x.shape, weight, stride)
+    if tile is None:
+        return (_patches if patches_pay(x, weight, stride) else _plain)(x, weight, bias, stride)
+    return convolution.bilinear_conv2d(x, weight, bias, stride, tile, precision_for(x))
+
+
+def stem_pays(x: Tensor, weight1: Tensor, weight2: Tensor, stride1: int = 1, stride2: int = 2) -> bool:
+    """Whether the fused stem is fastest: where the first convolution is best plain and the second is one tile."""
+    size = (*x.shape[:1], len(weight1), *out_size(x.shape, weight1.shape, stride1))
+    tile = choose_tile(x, size, weight2, stride2)
+    if tile is None or tile != out_size(size, weight2.shape, stride2):
+        return False
+    return x.shape[1] == weight1.shape[1] and choose_tile(x, x.shape, weight1, stride1) is None
+
+
+def primary_capsules(stem: nn.Sequential, primary: Any, images: Tensor) -> Tensor:
+    """primary(stem(images)) for a `PrimaryCaps` after a convolutional stem, by one kernel where that is faster.
+
+    The kernel does not call the modules, so it is not taken where one of them has a hook. With bfloat16 in hardware,
+    what passes between the layers of a stem is rounded to bfloat16 too.
+    """
+    if fuses(stem, primary, images):
+        conv1: Any = stem[0]
+        conv2 = primary.conv
+        weights = conv1.weight, conv1.bias, conv2.weight, conv2.bias
+        strides = conv1.stride[0], conv2.stride[0]
+        return primary.to_capsules(fused_stem(images, *weights, *strides, precision_for(images)))
+    return primary(in_bf16(stem, images))
+
+
+def fuses(stem: nn.Sequential, primary: Any, images: Tensor) -> bool:
+    """Whether stem and primary capsules are two plain convolutions with a ReLU between them that one kernel can do."""
+    if len(stem) != 2 or not isinstance(stem[1], nn.ReLU) or type(stem[0]) is not type(primary.conv):
+        return False
+    if any(map(has_hooks, (stem, *stem, primary, primary.conv))):
+        return False
+    conv1, conv2 = cast(nn.Conv2d, stem[0]), cast(nn.Conv2d, primary.conv)
+    return stem_pays(images, conv1.weight, conv2.weight, conv1.stride[0], conv2.stride[0])
+
+
+def in_bf16(stem: nn.Sequential, images: Tensor) -> Tensor:
+    """stem(images), with bfloat16 between its layers where that is asked for and in hardware.
+
+    Convolutions round their inputs to bfloat16 anyway; norms and ReLUs then move half the bytes, which is what they
+    wait for. Statistics are accumulated in float32, and the result is float32.
+    """
+    cpu = enabled() and images.device.type == "cpu" and images.dtype == torch.float32 and images.dim() == 4
+    if not cpu or precision_for(images) != "bf16":
+        return stem(images)
+    return stem(images.to(torch.bfloat16, memory_format=torch.channels_last)).float()
+
+
+# --- Routing ----------------------------------------------------------------------------------------------
+
+
+def routing_pays(u: Tensor, W: Tensor) -> bool:
+    """Whether routing without stored votes beats the plain einsum: û is large, and unless W is shared the batch too.
+
+    Below that the rearranging costs more than it saves. The sizes were measured on a CPU. Other devices have the
+    bandwidth for the plain form until the votes are too large to hold. An exported program takes the plain form too,
+    because it may run where this package is not installed.
+    """
+    if not enabled() or torch.compiler.is_exporting():
+        return False
+    b, i, (n, j, q, _) = u.shape[0], u.shape[1], W.shape
+    votes = b * i * j * q
+    too_large = votes * u.element_size() > LARGE_VOTES
+    if too_large or u.device.type != "cpu":
+        return too_large
+    return votes >= 180_000 if n < i else votes >= 400_000 and b >= FEWEST_EXAMPLES
+
+
+def dynamic_routing(u: Tensor, W: Tensor, bias: Tensor | None, options: DynamicOptions) -> Tensor | None:
+    """Upper capsules (b, j, q) by the kernel, or None where the plain form is as good."""
+    if not routing_pays(u, W):
+        return None
+    from capsnet.kernels import routing
+
+    return routing.dynamic_routing(u, W, bias, options.iterations, options.leaky, options.detach)
+
+
+def attend(u: Tensor, W: Tensor, V: Tensor) -> Tensor:
+    """Σ_i softmax_j(û_{j|i}·V_j) û_{j|i} without stored votes; to be called where `routing_pays`."""
+    from capsnet.kernels import routing
+
+    return routing.attend(u, W, V)
+
+
+def sum_of_votes(u: Tensor, W: Tensor) -> Tensor:
+    """Σ_i û_{j|i} (b, j, q) as one matrix product; the positions of a grid that share W are added up before."""
+    n, j, q, _ = W.shape
+    total = u if n == u.shape[1] else u.unflatten(1, (-1, n)).sum(1)
+    return (total.flatten(1) @ W.permute(0, 3, 1, 2).flatten(2).flatten(0, 1)).unflatten(1, (j, q))
+
+
+def weighted_sum_of_votes(u: Tensor, W: Tensor, c: Tensor) -> Tensor:
+    """Σ_i c_ij û_{j|i} = Σ_i W_ij (c_ij u_i), c (b, i, j) → (b, j, q); a grid that shares W is added up before W."""
+    n, i = len(W), u.shape[1]
+    if n == i:
+        scaled = c.permute(2, 0, 1).unsqueeze(-1) * u  # j b i p
+    else:
+        scaled = torch.einsum("bgnj,bgnp->jbnp", c.unflatten(1, (-1, n)), u.unflatten(1, (-1, n)))
+    return torch.bmm(scaled.flatten(2), W.permute(1, 0, 3, 2).flatten(1, 2)).transpose(0, 1)
+
+
+def em_moments(u: Tensor, W: Tensor) -> Any:
+    """The kernel that computes the moments of EM routing, or None where the plain form is as good."""
+    if u.device.type != "cpu" or u.dtype != torch.float32 or W.dtype != torch.float32 or not routing_pays(u, W):
+        return None
+    from capsnet.kernels import em
+
+    return None if em.fused() is None else em.moments

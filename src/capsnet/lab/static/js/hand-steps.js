@@ -1,0 +1,44 @@
+// Any routing algorithm in the view by hand, step by step through its trace: which numbers are known at each step, and a
+// sentence about it. hand-dynamic.js has the same form for the lines of Procedure 1.
+
+import { number } from "./elements.js";
+import { subscript } from "./hand-dynamic.js";
+
+/** `offer` is the algorithm as the server describes it, `trace` its answer, if it has arrived. */
+export function stepwise(offer, trace) {
+  const steps = trace?.couplings.length ?? 1;
+  const measured = measure(offer);
+  return {
+    title: offer.name,
+    lines: Array.from({ length: steps }, (_, t) => ({ line: t, label: String(t + 1), indent: 0, note: "",
+      code: trace ? trace.activations[t].map((a, j) => `${measured(subscript(j))} = ${number(a)}`).join("   ") : "…" })),
+    stops: Array.from({ length: steps }, (_, t) => ({ t, line: t })),
+    round: ({ t }) => (steps === 1 ? "one step" : `step ${t + 1} of ${steps}`),
+    known: ({ t }) => known(trace, t, measured),
+    explain: (_, { t }) => explain(offer, trace.activations[t], t === steps - 1),
+    lit: () => [],
+    columns: { vote: "û", ...(trace?.logits && { b: "b" }), c: "c" },
+    rows: { v: "v", ...(trace?.variances && { variance: "σ" }), a: measured("") },
+  };
+}
+
+/** How an activation is written: a, or ‖v‖ where it is the length of the pose. */
+export function measure({ own_activations: own }) {
+  return (index) => (own ? `a${index}` : `‖v${index}‖`);
+}
+
+function known({ couplings, outputs, activations, logits, variances }, t, measured) {
+  const now = (list) => ({ value: list[t], old: false });
+  return {
+    c: now(couplings), v: now(outputs), a: now(activations), measured,
+    ...(logits && { b: now(logits) }), ...(variances && { variance: now(variances) }),
+  };
+}
+
+function explain({ learnt }, activations, last) {
+  const best = activations.reduce((a, value, j, all) => (value > all[a] ? j : a), 0);
+  const equal = activations.every((value) => Math.abs(value - activations[best]) < 0.005);
+  const said = equal ? `All upper capsules are equally active (${number(activations[best])}).`
+    : `Upper capsule ${best + 1} is the most active (${number(activations[best])})${last ? "." : " so far."}`;
+  return learnt ? `${said} Its parameters are those of an untrained network.` : said;
+}

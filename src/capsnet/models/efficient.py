@@ -1,0 +1,106 @@
+"""Efficient-CapsNet (Mazzia, Salvetti and Chiaberge 2021): few capsules, self-attention routing, 161,824 parameters.
+
+    28×28 → conv 5×5, 32 → conv 3×3, 64 → conv 3×3, 64 → conv 3×3, 128, stride 2 → 9×9×128
+          → depthwise conv 9×9 → 1×1×128 = 16 primary capsules of 8-D → 10 class capsules of 16-D
+
+Each convolution is followed by ReLU and then batch norm, in this order. The count is that of the paper: convolutions
+with biases 130,112, batch norms 576, depthwise convolution 10,496, transformations 20,480, β of the routing 160; the
+decoder is not included. Larger images give more primary capsules, on a grid.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from capsnet.errors import UserError
+from capsnet.models.base import Model
+from capsnet.models.capsnet import CapsNet, build_decoder, grid_size
+from capsnet.models.config import CapsNetConfig
+from capsnet.models.registry import register
+from capsnet.nn.layers import Conv2d
+from capsnet.routing.options import RoutingOptions
+from capsnet.routing.self_attention import SelfAttentionRouting, squash_exp
+
+
+@dataclass(frozen=True)
+class EfficientConfig(CapsNetConfig):
+    """Efficient-CapsNet; the fields of a capsule network with the paper's sizes."""
+
+    kind: ClassVar[str] = "efficient"
+
+    stem_channels: tuple[int, ...] = (32, 64, 64, 128)
+    """Output channels of each convolution; the last one is divided into primary capsules."""
+    stem_kernels: tuple[int, ...] = (5, 3, 3, 3)
+    """Kernel size of each convolution."""
+    stem_strides: tuple[int, ...] = (1, 1, 1, 2)
+    """Stride of each convolution."""
+    stem_norm: bool = True
+    """Batch normalisation after each ReLU."""
+    primary_types: int = 16
+    """Primary capsule types; with their dimension they make up the channels of the last convolution."""
+    primary_stride: int = 1
+    """Stride of the depthwise convolution."""
+    routing: RoutingOptions = field(default_factory=SelfAttentionRouting.Options)
+    """Routing algorithm and its options."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        channels = self.primary_types * self.primary_dim
+        if self.stem_channels[-1:] != (channels,):
+            raise UserError(
+                f"primary_types={self.primary_types} of {self.primary_dim} dimensions need {channels} channels of the "
+                f"last convolution, and stem_channels is {self.stem_channels}: change one of them."
+            )
+
+
+class DepthwiseCaps(nn.Module):
+    """Primary capsules by a depthwise convolution: channels stay apart. (b, types dim, h, w) → (b, h' w' types, dim)"""
+
+    def __init__(
+        self, types: int, dim: int, kernel: int, stride: int, device: torch.device | None, dtype: torch.dtype | None
+    ) -> None:
+        super().__init__()
+        n = types * dim
+        self.types, self.dim = types, dim
+        self.conv = nn.Conv2d(n, n, kernel, stride, groups=n, device=device, dtype=dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return squash_exp(self.conv(x).permute(0, 2, 3, 1).unflatten(-1, (self.types, self.dim)).flatten(1, 3))
+
+
+@register("efficient")
+class EfficientCapsNet(CapsNet):
+    """Convolutions, a depthwise convolution into few capsules, and class capsules.
+
+    >>> model = EfficientCapsNet(EfficientConfig(decoder=()))
+    >>> sum(p.numel() for p in model.parameters())
+    161824
+    """
+
+    Config = EfficientConfig
+    config: EfficientConfig
+
+    def __init__(
+        self, config: EfficientConfig, *, device: torch.device | None = None, dtype: torch.dtype | None = None
+    ) -> None:
+        Model.__init__(self, config)
+        self.grid = grid_size(config)
+        self.stem = self._convolutions(device, dtype)
+        self.primary = DepthwiseCaps(  # type: ignore[assignment]
+            config.primary_types, config.primary_dim, config.primary_kernel, config.primary_stride, device, dtype
+        )
+        self.caps = nn.Sequential(*self._capsule_layers(device, dtype))
+        self.decoder = build_decoder(config, device, dtype)
+
+    def _convolutions(self, device: torch.device | None, dtype: torch.dtype | None) -> nn.Sequential:
+        c, layers, before = self.config, list[nn.Module](), self.config.image_shape[0]
+        for channels, kernel, stride in zip(c.stem_channels, c.stem_kernels, c.stem_strides, strict=True):
+            layers += [Conv2d(before, channels, kernel, stride, device=device, dtype=dtype), nn.ReLU(inplace=True)]
+            if c.stem_norm:
+                layers.append(nn.BatchNorm2d(channels, device=device, dtype=dtype))
+            before = channels
+        return nn.Sequential(*layers)

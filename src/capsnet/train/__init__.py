@@ -1,0 +1,1 @@
+"""Training: configs and presets, the loop, and the folder that a run has to itself."""

@@ -1,0 +1,458 @@
+"""The training loop: data → batches → model → loss → step → checkpoint.
+
+Interruptions do not change the result. Batch, augmentation, dropout and learning rate are functions of (seed, step),
+so the state of a run is its weights, the optimiser's moments and the step number; a run that is killed at any moment
+and resumed from its last checkpoint ends with bit-identical weights. Early stopping uses the validation split; the test
+set is evaluated once, after the last step.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from capsnet.data import Batch, Batches, Splits
+from capsnet.data import load as load_data
+from capsnet.data import parse as parse_data
+from capsnet.data.progress import notice
+from capsnet.data.seeds import generator
+from capsnet.errors import UserError
+from capsnet.evaluate import Evaluation, evaluate
+from capsnet.io import checkpoint, zoo
+from capsnet.io.leakage import check_unseen, fingerprint
+from capsnet.io.records import Certificate
+from capsnet.io.transfer import open_teacher, start_from
+from capsnet.models.base import Losses, Model
+from capsnet.models.registry import build
+from capsnet.nn.losses import teacher_loss
+from capsnet.train import runs
+from capsnet.train.config import Config
+from capsnet.train.records import from_dict, to_dict
+from capsnet.train.runs import Run, gone_bad, require_finite
+
+LOG_EVERY = 20  # steps per line of metrics.jsonl
+SHORT = 5.0  # seconds: shorter epochs share a checkpoint, because small datasets have hundreds of epochs
+# messages of PyTorch's CPU allocators, which have no exception class of their own
+NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory", "Storage size calculation overflowed")
+
+
+def compute_loss(
+    model: Model, batch: Batch, config: Config, teacher: Model | None = None, progress: float = 1.0
+) -> Losses:
+    """The model's own loss and, with a teacher, how far the activations are from the teacher's."""
+    output = model(batch.images)
+    losses = model.loss(output, batch, config.loss, progress)
+    if teacher is None:
+        return losses
+    with torch.no_grad():
+        taught = teacher(batch.images).activations
+    apart = teacher_loss(output.activations, taught)
+    return losses._replace(total=losses.total + config.loss.teacher * apart, teacher=apart)
+
+
+def learning_rate(config: Config, step: int, steps: int) -> float:
+    """The learning rate at a step, of `steps` in total."""
+    if config.schedule == "exponential":
+        return max(config.lr * 0.96 ** (step / 2000), 1e-6)
+    if config.schedule == "one-cycle":
+        peak = max(1, round(config.warmup * steps))
+        if step < peak:
+            return config.lr * (0.04 + 0.96 * step / peak)
+        done = (step - peak) / max(1, steps - peak)
+        return config.lr * (0.001 + 0.999 * (1 + math.cos(math.pi * done)) / 2)
+    return config.lr
+
+
+class Watcher:
+    """A callback of the training loop, such as a progress bar; override any of its methods."""
+
+    def started(self, run: Run) -> None: ...
+    def moved(self, run: Run) -> None: ...
+    def stepped(self, run: Run, record: dict[str, Any]) -> None: ...
+    def epoch_ended(self, run: Run, record: dict[str, Any]) -> None: ...
+    def evaluated(self, done: int, n: int) -> None: ...
+    def finished(self, result: Result) -> None: ...
+    def closed(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Result:
+    """The result of a finished run."""
+
+    folder: Path
+    model: Model
+    splits: Splits
+    evaluation: Evaluation
+    certificate: Certificate
+
+
+def start(config: Config, folder: Path) -> Run:
+    """Start a run in a new or empty folder."""
+    runs.check_free(folder)  # fail before the data are read; `claim` checks again
+    run = begin(config, folder)
+    run.lock = runs.claim(folder)
+    checkpoint.write_json(folder / runs.CONFIG_FILE, to_dict(run.config))
+    run.save()
+    return run
+
+
+def resume(folder: Path) -> Run:
+    """Resume a run from its last checkpoint, or from the start if it was killed before the first one."""
+    if not runs.can_go_on(folder) and not runs.has_finished(folder):
+        raise UserError(f"there is no run to resume in {folder}.")
+    lock = runs.Lock(folder)
+    try:
+        run = reopen(folder)
+    except BaseException:
+        lock.release()
+        raise
+    run.lock = lock
+    return run
+
+
+def reopen(folder: Path) -> Run:
+    """What `resume` does once the folder is locked."""
+    state = folder / checkpoint.STATE_FILE
+    if runs.has_finished(folder):
+        raise UserError(f"the run in {folder} has finished: there is nothing to resume.")
+    checkpoint.remove_leftovers(folder)
+    if not state.exists() and not runs.read_metrics(folder):
+        run = begin(from_dict(checkpoint.read_json(folder / runs.CONFIG_FILE)), folder)
+        run.save()
+    else:
+        tensors, record = checkpoint.read_tensors(state)
+        if not all(isinstance(record.get(part), dict) for part in ("config", "state")):
+            raise UserError(f"{state} contains no resumable run.")
+        run = prepare(from_dict(record["config"]), folder)
+        if record.get("taught_by", {}) != run.taught_by:
+            raise UserError(f"{run.config.teacher}, the teacher of the run in {folder}, has changed: start a new run.")
+        if record.get("images", run.images) != run.images:
+            raise UserError(
+                f"{run.config.data} has changed since the run in {folder} started, so it may have trained on test "
+                f"images: restore the images, or start a new run."
+            )
+        run.restore(tensors, record["state"])
+        run.origin = record.get("origin", {})
+    runs.forget_metrics_after(folder, run.step)
+    return run
+
+
+def begin(config: Config, folder: Path) -> Run:
+    """A run at its first step, with the weights of --init if given."""
+    check_unseen(config, strict=False)
+    run = prepare(config, folder)
+    if config.init:
+        run.model.loaded = report = start_from(run.model, config.init)
+        run.origin = report.record()
+    return run
+
+
+def input_options(config: Config) -> dict[str, Any]:
+    """Size and channels that images are converted to: those of --init for images of any size, such as a folder's."""
+    if config.init and not config.image_size and parse_data(config.data).info.image_shape is None:
+        channels, height, width = config.model.image_shape
+        return {"image_size": (height, width), "channels": channels}
+    return {"image_size": config.image_size or None}
+
+
+def prepare(config: Config, folder: Path) -> Run:
+    """Data, network and optimiser for a config; the seed determines all of them."""
+    device = choose_device(config.device)
+    with enough_memory(config):
+        splits = load_data(
+            config.data, validation=config.validation, validation_choice=config.validation_choice,
+            seed=config.seed, train_limit=config.train_limit, **input_options(config),
+        )  # fmt: skip
+    train = splits.train
+    if (config.patience or config.stop_at) and not len(splits.validation):
+        raise UserError(
+            f"early stopping (--patience, --stop-at) needs validation images, and {train.name} has none: "
+            f"set --validation above 0."
+        )
+    shape = replace(config.model, image_shape=train.image_shape, num_classes=len(train.classes))
+    config = replace(config, model=shape)
+    if config.batch_size > len(train) > 0:
+        notice(
+            f"Batches have {len(train)} images instead of {config.batch_size}: {train.name} has no more to train on."
+        )
+    with enough_memory(config):
+        with own_randomness(config.seed, torch.device("cpu")):
+            model = build(config.model)
+        model = model.to(device)
+        model.classes, model.multi_label = train.classes, train.multi_label
+        batches = Batches(train.to(device), config.batch_size, config.seed, config.augment, epochs=config.epochs)
+    run = Run(folder, config, splits, model, build_optimizer(model, config), batches)
+    run.images = fingerprint(splits, config.data)
+    if config.teacher:
+        run.teacher = open_teacher(config.teacher, model)
+        run.taught_by = {"model": config.teacher, "sha256": zoo.sha256(checkpoint.model_file(config.teacher))}
+    return run
+
+
+def build_optimizer(model: Model, config: Config) -> torch.optim.Optimizer:
+    """Fused Adam or AdamW; no weight decay on biases and norms; an unused decoder is left out."""
+    kind = torch.optim.AdamW if config.optimizer == "adamw" else torch.optim.Adam
+    off = () if config.loss.reconstruction else ("decoder.",)
+    parameters = [p for name, p in model.named_parameters() if not name.startswith(off)]
+    decay = config.weight_decay if config.optimizer == "adamw" else 0.0  # Adam's would not be decoupled
+    groups = [
+        {"params": [p for p in parameters if p.dim() > 1], "weight_decay": decay},
+        {"params": [p for p in parameters if p.dim() <= 1], "weight_decay": 0.0},
+    ]
+    return kind(groups, lr=config.lr, fused=model.device.type in ("cpu", "cuda"))
+
+
+@contextmanager
+def own_randomness(seed: int, device: torch.device) -> Iterator[None]:
+    """Seed the random numbers inside the context and restore the caller's generator afterwards."""
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield
+
+
+@contextmanager
+def enough_memory(config: Config) -> Iterator[None]:
+    """Turn an out-of-memory error into advice on what needs less memory."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError | torch.OutOfMemoryError) and not any(w in str(error) for w in NO_MEMORY):
+            raise
+        raise UserError(
+            f"there is not enough memory for this run: start a new one with a --batch-size below "
+            f"{config.batch_size}, a smaller --image-size or decoder, or with --model.shared."
+        ) from None
+
+
+def train(run: Run, watchers: list[Watcher] | None = None) -> Result:
+    """Train a run to the end, evaluate it once on the test set, and write model, metrics and results."""
+    watchers = watchers or []
+    with watched(run, watchers):
+        with stop_between_steps() as stop:
+            loop(run, watchers, stop)
+        return finish(run, watchers)
+
+
+def train_and_validate(run: Run, watchers: list[Watcher] | None = None) -> Evaluation:
+    """Train a run to the end and evaluate it on the validation split, without the test set; no model is saved."""
+    watchers = watchers or []
+    if not len(run.splits.validation):
+        raise UserError(f"{run.splits.train.name} has no validation images to evaluate on: set --validation above 0.")
+    with watched(run, watchers):
+        with stop_between_steps() as stop:
+            loop(run, watchers, stop)
+        model = run.finished_model().eval()
+        require_finite(run, model.state_dict())
+        return evaluate(model, run.splits.validation)
+
+
+@contextmanager
+def watched(run: Run, watchers: list[Watcher]) -> Iterator[None]:
+    """Start the callbacks; at the end, also after an error, close them and unlock the folder."""
+    with ExitStack() as at_the_end, enough_memory(run.config):
+        if run.lock:
+            at_the_end.callback(run.lock.release)
+        for watcher in watchers:
+            at_the_end.callback(watcher.closed)
+        for watcher in watchers:
+            watcher.started(run)
+        yield
+
+
+def loop(run: Run, watchers: list[Watcher], stop: Callable[[], bool]) -> None:
+    """Run steps, epochs and checkpoints until the last step or early stopping."""
+    saved = started = time.monotonic()
+    before = run.seconds
+    while run.step < run.steps and not stopped_early(run):
+        losses = train_step(run)
+        run.seconds = before + time.monotonic() - started
+        for watcher in watchers:
+            watcher.moved(run)
+        at_epoch_end = run.step % len(run.batches) == 0 or run.step == run.steps
+        if run.step % LOG_EVERY == 0 or at_epoch_end:
+            tell(run, watchers, step_record(run, losses))
+        if at_epoch_end:
+            tell(run, watchers, epoch_record(run))
+        if stop():
+            run.save()
+            raise KeyboardInterrupt
+        since, at_the_end = time.monotonic() - saved, run.step == run.steps or stopped_early(run)
+        if since > run.config.save_every or (at_epoch_end and (since > SHORT or at_the_end)):
+            run.save()
+            saved = time.monotonic()
+
+
+def train_step(run: Run) -> Losses:
+    """One batch and one optimiser step."""
+    config, step = run.config, run.step
+    run.model.train()
+    batch = run.batches.batch(step)
+    dropout = generator(config.seed, "dropout", step).initial_seed()
+    precision = torch.autocast(run.device.type, torch.bfloat16, enabled=config.precision == "bf16")
+    with own_randomness(dropout, run.device), precision:
+        losses = compute_loss(run.model, batch, config, run.teacher, step / run.steps)
+    if not math.isfinite(losses.total.item()):
+        raise gone_bad(run, f"the loss became {losses.total.item()} at step {step}")
+    run.optimizer.zero_grad(set_to_none=True)
+    losses.total.backward()
+    if config.clip:
+        torch.nn.utils.clip_grad_norm_(run.model.parameters(), config.clip)
+    for group in run.optimizer.param_groups:
+        group["lr"] = learning_rate(config, step, run.steps)
+    run.optimizer.step()
+    run.step += 1
+    update_average(run)
+    return losses
+
+
+@torch.no_grad()
+def update_average(run: Run) -> None:
+    """Update the exponential moving average of the weights; its horizon grows from 0."""
+    if not run.config.average:
+        return
+    decay = min(run.config.average, run.step / (run.step + 9))
+    for name, value in run.model.state_dict().items():
+        if name not in run.average or not value.is_floating_point():
+            run.average[name] = value.clone()
+        else:
+            run.average[name].lerp_(value, 1 - decay)
+
+
+def stopped_early(run: Run) -> bool:
+    """Whether the validation error has reached --stop-at, or has not improved for --patience epochs."""
+    passes = run.step // len(run.batches)  # complete epochs, each of which was validated
+    arrived = bool(run.config.stop_at) and run.best_error <= run.config.stop_at
+    return arrived or (bool(run.config.patience) and passes - run.best_epoch >= run.config.patience)
+
+
+def step_record(run: Run, losses: Losses) -> dict[str, Any]:
+    images = run.step * run.config.batch_size
+    return {
+        "kind": "train",
+        "step": run.step,
+        "epoch": round(run.step / len(run.batches), 4),
+        "loss": losses.total.item(),
+        "margin": losses.margin.item(),
+        "reconstruction": losses.reconstruction.item(),
+        **({} if losses.teacher is None else {"teacher": losses.teacher.item()}),
+        "lr": learning_rate(run.config, run.step - 1, run.steps),
+        "images_per_second": round(images / max(run.seconds, 1e-9), 1),
+        "seconds": round(run.seconds, 2),
+    }
+
+
+def epoch_record(run: Run) -> dict[str, Any]:
+    """The record of an epoch: the validation error; the best weights are kept for early stopping."""
+    error = None
+    if len(run.splits.validation):
+        error = evaluate(run.averaged_model(), run.splits.validation).error_percent
+        if error < run.best_error:
+            run.best_error, run.best_epoch = error, run.epoch
+            if run.config.patience:
+                source = run.average or run.model.state_dict()
+                run.best = {name: tensor.detach().cpu().clone() for name, tensor in source.items()}
+    return {
+        "kind": "epoch",
+        "epoch": run.epoch,
+        "step": run.step,
+        "validation_error_percent": error,
+        "seconds": round(run.seconds, 2),
+    }
+
+
+def tell(run: Run, watchers: list[Watcher], record: dict[str, Any]) -> None:
+    """Append a record to metrics.jsonl and pass it to the callbacks."""
+    runs.append_metrics(run.folder, record)
+    for watcher in watchers:
+        (watcher.stepped if record["kind"] == "train" else watcher.epoch_ended)(run, record)
+
+
+def finish(run: Run, watchers: list[Watcher]) -> Result:
+    """Evaluate once on the test set, write results and model, and finally delete the state kept for resuming."""
+    model = run.finished_model().eval()
+    require_finite(run, model.state_dict())
+
+    def on_batch(done: int, n: int) -> None:
+        for watcher in watchers:
+            watcher.evaluated(done, n)
+
+    evaluation = evaluate(model, run.splits.test, on_batch=on_batch)
+    certificate = birth_certificate(run)
+    checkpoint.write_json(
+        run.folder / "results.json", {"test": evaluation.summary(), "certificate": certificate.to_json()}
+    )
+    checkpoint.save_model(run.folder / checkpoint.MODEL_FILE, model, certificate)
+    result = Result(run.folder, model, run.splits, evaluation, certificate)
+    for watcher in watchers:
+        watcher.finished(result)
+    (run.folder / checkpoint.STATE_FILE).unlink(missing_ok=True)
+    return result
+
+
+def birth_certificate(run: Run) -> Certificate:
+    """What was trained, on which data, for how long, and its validation error."""
+    return replace(
+        checkpoint.certificate(to_dict(run.config), run.seconds),
+        parameters=sum(p.numel() for p in run.model.parameters()),
+        steps=run.step,
+        epochs=run.epoch,
+        training_images=len(run.splits.train),
+        device=str(run.device),
+        validation_error_percent=run.best_error if run.best else last_validation_error(run),
+        images=run.images or None,
+        started_from=run.origin or None,
+        taught_by=run.taught_by or None,
+    )
+
+
+def last_validation_error(run: Run) -> float | None:
+    """The validation error of the last epoch."""
+    epochs = [record for record in runs.read_metrics(run.folder) if record["kind"] == "epoch"]
+    return epochs[-1]["validation_error_percent"] if epochs else None
+
+
+def choose_device(name: str) -> torch.device:
+    """A device by name; auto chooses CUDA or MPS if available, otherwise the CPU."""
+    cuda, mps = torch.cuda.device_count(), int(torch.backends.mps.is_available())
+    available = {"cuda": cuda, "mps": mps, "cpu": 1}
+    if name == "auto":
+        return torch.device(next(kind for kind, number in available.items() if number))
+    try:
+        device = torch.device(name)
+    except RuntimeError:  # a name that PyTorch does not know
+        device = torch.device("meta")
+    if (device.index or 0) >= available.get(device.type, 0):
+        here = ", ".join(kind for kind, number in available.items() if number)
+        raise UserError(f"there is no device '{name}' here; the choices are: auto, {here}.")
+    return device
+
+
+@contextmanager
+def stop_between_steps() -> Iterator[Callable[[], bool]]:
+    """Delay Ctrl-C and SIGTERM to the end of the step, so the checkpoint is complete; a second signal acts at once."""
+    requested = False
+
+    def request(number: int, frame: Any) -> None:
+        nonlocal requested
+        if requested:
+            raise KeyboardInterrupt
+        requested = True
+
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: False
+        return
+    before = {number: signal.signal(number, request) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: requested
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

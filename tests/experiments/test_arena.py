@@ -1,0 +1,70 @@
+"""The arena: rates are chosen without the test set, differences are paired by seed, and verdicts follow the numbers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from capsnet.experiments import arena
+from capsnet.experiments.arena import ALGORITHMS, CONTROL, Arena, Rates, best_rates, differences, verdict
+from capsnet.experiments.core.conduct import conduct
+from capsnet.experiments.core.plan import Record
+from capsnet.experiments.core.results import Place
+from capsnet.registry import BUILT_IN
+from capsnet.routing.base import ROUTINGS
+from capsnet.train import loop
+
+
+def record(routing: str, seed: int, error: float, data: str = "MNIST") -> Record:
+    outcome = {"error_percent": error}
+    shown = {"data": data, "routing": routing}
+    return Record(method=f"{data}-{routing}", seed=seed, shown=shown, outcome=outcome)
+
+
+def test_every_built_in_routing_takes_part() -> None:
+    assert set(ALGORITHMS) == {name for name in ROUTINGS.names() if ROUTINGS.origin(name) == BUILT_IN}
+
+
+def test_the_rate_with_the_lowest_validation_error_is_chosen() -> None:
+    rows = [
+        Record(shown={"data": "MNIST", "routing": "em", "learning rate": rate}, outcome={"error_percent": error})
+        for rate, error in (("0.001", 2.0), ("0.003", 1.5), ("0.006", 1.8))
+    ]
+    assert best_rates(rows) == {("MNIST", "em"): 0.003}
+
+
+def test_differences_are_paired_by_seed() -> None:
+    records = [record(CONTROL, 0, 2.0), record(CONTROL, 1, 3.0), record("em", 1, 2.5), record("em", 0, 1.0)]
+    assert differences(records[2:], records) == [-0.5, -1.0]
+
+
+def test_a_verdict_needs_an_interval_that_excludes_zero() -> None:
+    control = [record(CONTROL, seed, 2.0 + 0.1 * seed) for seed in range(3)]
+    clear = [record("dynamic", seed, 1.0 + 0.1 * seed) for seed in range(3)]
+    noisy = [record("em", seed, error) for seed, error in enumerate((1.0, 3.5, 2.0))]
+    worse = [record("vb", seed, 5.0 + 0.1 * seed + 0.01 * seed**2) for seed in range(3)]
+    found = verdict("MNIST", [*control, *clear, *noisy, *worse])
+    assert "dynamic beats uniform beyond chance" in found
+    assert "vb is worse than uniform beyond chance" in found
+    assert "em not significantly different from it" in found
+
+
+def test_one_seed_decides_nothing() -> None:
+    assert "not significantly different" in verdict("MNIST", [record(CONTROL, 0, 9.0), record("em", 0, 1.0)])
+
+
+def test_it_runs_and_no_rate_is_chosen_on_the_test_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arena, "ALGORITHMS", (CONTROL, "self-attention"))
+    place = Place(tmp_path / "results", tmp_path / "runs")
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "finish", lambda *_: pytest.fail("the test set was looked at"))
+        rates = conduct(Rates(), "smoke", place=place)
+    assert {row.outcome["n"] for row in rates.rows} == {500}
+    results = conduct(Arena(), "smoke", place=place)
+    assert [row.shown["routing"] for row in results.rows] == [CONTROL, "self-attention"]
+    assert all(0 <= row.outcome["entropy_percent"] <= 100.1 for row in results.rows)
+    table = Arena().table(results.rows)
+    assert len(table.rows) == 2
+    assert all(len(line) == len(table.columns) for line in table.rows)
+    assert (tmp_path / "results" / "arena-smoke" / "arena.png").exists()

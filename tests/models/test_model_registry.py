@@ -1,0 +1,121 @@
+"""Models by name, and configs of format 1, which upgrade to what they meant."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors
+import torch
+from torch import Tensor, nn
+
+import capsnet
+from capsnet.io import checkpoint, zoo
+from capsnet.io.records import Certificate
+from capsnet.models.base import Model, Output
+from capsnet.models.branched import BranchedConfig
+from capsnet.models.config import CapsNetConfig, ModelConfig
+from capsnet.models.registry import MODELS, build, model_from_dict, model_to_dict, plugins_of, register
+from capsnet.routing import DynamicOptions
+from capsnet.train.records import from_dict
+from tiny_models import TINY, TINY_CNN
+
+FORMAT_1 = {
+    "kind": "capsnet", "image_shape": [3, 20, 24], "num_classes": 7, "stem_channels": [8, 12], "stem_kernels": [5, 3],
+    "stem_strides": [2, 1], "stem_norm": True, "primary_types": 4, "primary_dim": 6, "primary_kernel": 3,
+    "primary_stride": 1, "primary_factor": True, "hidden_caps": [[5, 4]], "class_dim": 12, "routing": "dynamic",
+    "iterations": 2, "leaky": True, "routing_bias": True, "detach": True, "shared": True, "decoder": [32],
+    "init": "official",
+}  # fmt: skip
+UPGRADED = CapsNetConfig(
+    (3, 20, 24), 7, stem_channels=(8, 12), stem_kernels=(5, 3), stem_strides=(2, 1), stem_norm=True, primary_types=4,
+    primary_dim=6, primary_kernel=3, primary_stride=1, primary_factor=True, hidden_caps=((5, 4),), class_dim=12,
+    routing=DynamicOptions(iterations=2, leaky=True, bias=True, detach=True), shared=True, decoder=(32,),
+    init="official",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("config", [TINY, TINY_CNN, UPGRADED, BranchedConfig(branches=2, trunk=0)])
+def test_a_config_survives_the_way_through_json(config: ModelConfig) -> None:
+    record = json.loads(json.dumps(model_to_dict(config)))
+    assert record["kind"] == config.kind
+    assert model_from_dict(record) == config
+
+
+def test_a_capsule_network_of_format_1_becomes_what_it_was() -> None:
+    assert model_from_dict(FORMAT_1) == UPGRADED
+
+
+def test_branches_of_format_1_become_a_model_of_their_own() -> None:
+    found = model_from_dict(FORMAT_1 | {"branches": 2, "trunk": 1, "hidden_caps": []})
+    assert found == BranchedConfig(**vars(replace(UPGRADED, hidden_caps=())), branches=2, trunk=1)
+    assert model_from_dict(FORMAT_1 | {"branches": 1, "trunk": 0}) == UPGRADED
+
+
+def test_what_format_1_left_out_has_its_default() -> None:
+    old = {name: value for name, value in FORMAT_1.items() if name not in ("kind", "detach", "iterations")}
+    assert model_from_dict(old) == replace(UPGRADED, routing=DynamicOptions(leaky=True, bias=True))
+
+
+@pytest.mark.parametrize(("cnn", "kind"), [("entropy", "auto"), ("margin", "margin")])
+def test_the_loss_of_a_cnn_of_format_1_is_kept(cnn: str, kind: str) -> None:
+    record = zoo.card("expanded-cnn").config
+    record["loss"]["cnn"] = cnn
+    assert from_dict(record).loss.kind == kind
+    record["model"] = FORMAT_1  # of a capsule network the field meant nothing
+    assert from_dict(record).loss.kind == "auto"
+
+
+@pytest.mark.parametrize("name", [name for name in zoo.names() if name != "best-mnist"])
+def test_a_file_of_format_1_loads_with_every_number_as_it_was(name: str) -> None:
+    with safetensors.safe_open(zoo.weight_file(name), framework="pt") as file:
+        assert file.metadata()["capsnet"] == "1"
+        stored = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    state = capsnet.load(name).state_dict()
+    for key, tensor in stored.items():
+        new = state.pop(key.replace("caps.0.bias", "caps.0.routing.bias"))
+        assert torch.equal(new, tensor.to(new.dtype))
+    assert not state
+
+
+@dataclass(frozen=True)
+class LinearConfig(ModelConfig):
+    """One linear layer."""
+
+    scale: float = 1.0
+    """Factor of the logits."""
+
+
+class Linear(Model):
+    """Pixels to classes by one matrix."""
+
+    Config = LinearConfig
+    default_loss = "entropy"
+
+    def __init__(
+        self, config: LinearConfig, *, device: torch.device | None = None, dtype: torch.dtype | None = None
+    ) -> None:
+        super().__init__(config)
+        self.layer = nn.Linear(config.image_shape[1] * config.image_shape[2], config.num_classes, device=device)
+
+    def forward(self, images: Tensor, trace: bool = False, routing: Any = None) -> Output:
+        logits = self.config.scale * self.layer(images.flatten(1))
+        return Output(logits.softmax(1), logits=logits)
+
+
+@pytest.mark.usefixtures("forget_plugins")
+def test_a_registered_model_is_built_saved_and_loaded_by_its_name(tmp_path: Path) -> None:
+    register("one-layer")(Linear)
+    model = build(LinearConfig((1, 8, 8), 3, scale=2.0))
+    assert isinstance(model, Linear)
+    assert plugins_of(model.config) == [(MODELS, "one-layer")]
+    path = tmp_path / checkpoint.MODEL_FILE
+    checkpoint.save_model(path, model, Certificate())
+    loaded = capsnet.load(path)
+    images = torch.rand(2, 8, 8)
+    assert asdict(loaded.config) == asdict(model.config)
+    assert torch.equal(loaded.predict(images).activations, model.predict(images).activations)
+    assert model.describe() == "8×8 grey → Linear → 3 classes"

@@ -1,0 +1,132 @@
+"""Plugin files: run once, clash in words, and are asked for by name where a file needs them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from capsnet import load_plugin, plugins
+from capsnet.errors import UserError
+from capsnet.models.capsnet import CapsNet
+from capsnet.models.config import CapsNetConfig
+from capsnet.models.registry import model_from_dict, model_to_dict
+from capsnet.models.registry import register as register_model
+from capsnet.registry import Registry
+from capsnet.routing import ROUTINGS, Routing, RoutingOptions, options_for, register
+
+ROUTING = """
+from capsnet.routing import Routing, register
+
+@register("{name}")
+class Mine(Routing):
+    pass
+"""
+
+
+pytestmark = pytest.mark.usefixtures("forget_plugins")
+
+
+def plugin(folder: Path, file: str, name: str) -> Path:
+    folder.mkdir(exist_ok=True)
+    path = folder / file
+    path.write_text(ROUTING.format(name=name))
+    return path
+
+
+def test_what_a_plugin_registers_is_known_by_name_and_by_its_file(tmp_path: Path) -> None:
+    file = plugin(tmp_path, "mine.py", "mine")
+    load_plugin(file)
+    assert "mine" in ROUTINGS
+    assert ROUTINGS.origin("mine") == "mine.py"
+    assert ROUTINGS.get("mine").Options.algorithm == "mine"
+    assert plugins.flags() == ["--plugin", str(file.resolve())]
+
+
+def test_a_plugin_runs_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "count.py").write_text("with open('runs', 'a') as file: file.write('x')")
+    load_plugin("count.py")
+    load_plugin(tmp_path / "count.py")
+    assert (tmp_path / "runs").read_text() == "x"
+
+
+def test_plugins_that_register_the_same_name_clash(tmp_path: Path) -> None:
+    load_plugin(plugin(tmp_path, "one.py", "mine"))
+    with pytest.raises(UserError, match=r"two\.py registers the routing 'mine', which one\.py already has: rename it"):
+        load_plugin(plugin(tmp_path, "two.py", "mine"))
+    with pytest.raises(UserError, match=r"three\.py registers the routing 'dynamic', which capsnet already has"):
+        load_plugin(plugin(tmp_path, "three.py", "dynamic"))
+    assert ROUTINGS.get("dynamic").__name__ == "DynamicRouting"
+
+
+def test_plugins_of_one_file_name_cannot_be_told_apart_in_a_checkpoint(tmp_path: Path) -> None:
+    first = plugin(tmp_path / "a", "mine.py", "mine")
+    load_plugin(first)
+    with pytest.raises(UserError, match=r"mine\.py has the name of another plugin, .*a/mine\.py: rename one"):
+        load_plugin(plugin(tmp_path / "b", "mine.py", "other"))
+    assert "other" not in ROUTINGS
+
+
+@pytest.mark.parametrize(("file", "message"), [("none.py", "there is no plugin"), ("text.txt", "not a Python file")])
+def test_what_is_not_a_plugin_is_refused(tmp_path: Path, file: str, message: str) -> None:
+    (tmp_path / "text.txt").write_text("x = 1")
+    with pytest.raises(UserError, match=message):
+        load_plugin(tmp_path / file)
+
+
+def test_only_what_is_not_built_in_is_needed(tmp_path: Path) -> None:
+    load_plugin(plugin(tmp_path, "mine.py", "mine"))
+    needed = plugins.needs([(ROUTINGS, "dynamic"), (ROUTINGS, "mine")])
+    assert needed == [{"kind": "routing", "name": "mine", "plugin": "mine.py"}]
+
+
+@pytest.mark.parametrize(
+    ("origin", "message"),
+    [
+        ("mine.py", r"runs/x needs the routing 'mine' of the plugin mine\.py: add --plugin mine\.py\."),
+        ("caps-mine 1.2", r"runs/x needs the routing 'mine' of the plugin caps-mine 1\.2: install caps-mine 1\.2\."),
+    ],
+)
+def test_a_missing_plugin_is_one_sentence_that_says_how_to_supply_it(origin: str, message: str) -> None:
+    record = [{"kind": "routing", "name": "mine", "plugin": origin}]
+    with pytest.raises(UserError, match=message):
+        plugins.require(record, [ROUTINGS], "runs/x")
+    plugins.require(record, [Registry("model", "capsnet.models")], "runs/x")  # not a registry that it concerns
+
+
+def test_a_plugin_that_is_there_is_not_missed(tmp_path: Path) -> None:
+    load_plugin(plugin(tmp_path, "renamed.py", "mine"))
+    plugins.require([{"kind": "routing", "name": "mine", "plugin": "mine.py"}], [ROUTINGS], "runs/x")
+
+
+def test_options_that_two_algorithms_inherit_belong_to_each_of_them() -> None:
+    @dataclass(frozen=True)
+    class Options(RoutingOptions):
+        """Options of two algorithms."""
+
+        share: float = 0.5
+
+    one = register("one")(type("One", (Routing,), {"Options": Options, "__module__": __name__}))
+    two = register("two")(type("Two", (Routing,), {"Options": Options, "__module__": __name__}))
+    assert one.Options is Options
+    assert two.Options(share=0.1).share == 0.1
+    assert (options_for("one").algorithm, options_for("two").algorithm) == ("one", "two")
+    assert RoutingOptions.algorithm == ""
+
+
+def test_a_model_that_inherits_its_config_gets_one_of_its_own() -> None:
+    class Deeper(CapsNet):
+        """A capsule network under another name."""
+
+    register_model("deeper")(Deeper)
+    assert CapsNetConfig.kind == "capsnet"
+    config = model_from_dict(model_to_dict(Deeper.Config(class_dim=8)))
+    assert isinstance(config, CapsNetConfig)
+    assert (config.kind, config.class_dim) == ("deeper", 8)
+
+
+def test_a_damaged_list_of_plugins_is_refused() -> None:
+    with pytest.raises(UserError, match="the plugins that runs/x needs cannot be read"):
+        plugins.require([{"kind": "routing"}], [ROUTINGS], "runs/x")
