@@ -1,7 +1,7 @@
 // Panel 6, optional: the answer of a model without capsules to the same input, class by class. It replaces the pose panel,
 // or appears next to it on a wide screen.
 
-import { Newest } from "./api.js";
+import { Newest } from "./requests.js";
 import { html, number, say, set } from "./elements.js";
 import { millions } from "./header.js";
 
@@ -11,7 +11,7 @@ const NO_CHANGES = {}; // the other model is routed as it was trained
 export function mount(root, lab) {
   const view = { root, lab, other: null, answer: null, asked: null, rows: [] };
   view.encoder = new Newest(
-    (question) => lab.api.encode(question.pixels, question),
+    (question) => lab.engine.encode(question.pixels, question),
     (answer, question) => answered(view, answer, question),
     (error) => failed(view, error),
   );

@@ -1,10 +1,10 @@
 // The decoder in the page (section 4.1 of the paper): the pose of one class, all others masked to zero → 512 ReLU →
-// 1024 ReLU → pixels with a sigmoid. It runs here with the weights from the server, so that a slider responds within a
-// frame (about 1.3 million multiply-adds for 28×28 pixels). All other numbers of the page come from Python.
+// 1024 ReLU → pixels with a sigmoid. It runs here with the weights from the engine, so that a slider responds within a
+// frame (about 1.3 million multiply-adds for 28×28 pixels). All other numbers of the page come from the engine.
 
 /** Weights in torch's layout (out × in), the first layer's input class-major: class k has columns k·q … k·q + q − 1. */
 export class Decoder {
-  /** frame: {header: {layers, classes, pose, image_shape}, w0, b0, w1, b1, …} as /api/models/NAME/decoder gives it. */
+  /** frame: {header: {layers, classes, pose, image_shape}, w0, b0, w1, b1, …} as the engine gives it. */
   constructor(frame) {
     const header = frame.header ?? frame;
     this.classes = header.classes;

@@ -66,7 +66,7 @@ function explain({ logits, couplings, sums, outputs, activations, agreement }, v
 const measured = (index) => `‖v${index}‖`;
 const LIT = { 2: ["b"], 4: ["c"], 5: ["s"], 6: ["v", "a"], 7: ["agreement", "b"], 8: ["v", "a"] };
 
-/** The form of hand-steps.js: `trace` is the answer of the server, if it has arrived. */
+/** The form of hand-steps.js: `trace` is the answer of the engine, if it has arrived. */
 export function lineByLine({ iterations, leaky }, trace) {
   return {
     title: "Procedure 1",

@@ -4,7 +4,7 @@
 import { number } from "./elements.js";
 import { subscript } from "./hand-dynamic.js";
 
-/** `offer` is the algorithm as the server describes it, `trace` its answer, if it has arrived. */
+/** `offer` is the algorithm as the engine describes it, `trace` its answer, if it has arrived. */
 export function stepwise(offer, trace) {
   const steps = trace?.couplings.length ?? 1;
   const measured = measure(offer);

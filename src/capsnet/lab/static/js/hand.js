@@ -1,9 +1,9 @@
 // The second view, routing by hand: a few lower capsules whose votes in the plane can be dragged, an algorithm with its
 // current step highlighted, every number, and how its couplings differ from those of another algorithm on the same votes.
-// The numbers come from the routing code of the networks (POST /api/hand); this file draws them. hand-dynamic.js
+// The numbers come from the routing code of the networks (engine.js); this file draws them. hand-dynamic.js
 // describes the lines of Procedure 1, hand-steps.js the steps of any other algorithm.
 
-import { Newest, Refusal } from "./api.js";
+import { Newest, Refusal } from "./requests.js";
 import { html, number, say, set, svg } from "./elements.js";
 import { buildCouplings, paintCouplings } from "./hand-couplings.js";
 import { lineByLine, vector } from "./hand-dynamic.js";
@@ -25,7 +25,7 @@ const PRESETS = {
 export function mount(root, lab) {
   const view = { root, lab, answer: null, asked: "", planes: [], playing: 0, controls: [] };
   view.newest = new Newest(
-    ({ votes, first, second }) => Promise.all([first, second].map(({ name, options }) => lab.api.hand(votes, name, options))),
+    ({ votes, first, second }) => Promise.all([first, second].map(({ name, options }) => lab.engine.hand(votes, name, options))),
     (traces, question) => received(view, traces, question),
     (error) => failed(view, error),
   );
@@ -49,7 +49,7 @@ function failed(view, error) {
 
 // ---------------------------------------------------------------- the two algorithms and the current step
 
-/** The chosen algorithm and the one it is compared with, each as the server describes it, with the options in use. */
+/** The chosen algorithm and the one it is compared with, each as the engine describes it, with the options in use. */
 function shown({ lab }) {
   const { routing, against, options } = lab.state.hand;
   const find = (name) => lab.routings.find((one) => one.name === name);
@@ -93,7 +93,7 @@ function go(view, by) {
   view.lab.update({ hand: list[Math.max(0, Math.min(list.length - 1, at + by))] });
 }
 
-// ---------------------------------------------------------------- server
+// ---------------------------------------------------------------- engine
 
 function ask(view) {
   const question = { votes: view.lab.state.hand.votes, ...shown(view) };
@@ -116,11 +116,11 @@ function onFrame(view, changed) {
   paint(view);
 }
 
-/** A link may name an algorithm that this server does not have. */
+/** A link may name an algorithm that this Lab does not have. */
 function warnAboutUnknown({ lab }) {
   const { routing } = lab.state.hand;
   if (lab.routings.some(({ name }) => name === routing)) return;
-  lab.notice(`This server has no routing “${routing}”, so the page shows dynamic.`);
+  lab.notice(`This Lab has no routing “${routing}”, so the page shows dynamic.`);
   lab.update({ hand: { routing: "dynamic" } });
 }
 

@@ -1,16 +1,16 @@
 /**
  * The start of the page and its main loop: the `lab` object that every panel gets, one frame for all changes, and the
- * decision when to ask the server.
+ * decision when to ask the engine.
  *
- * A frame: what changed since the last one → the pixels the network sees → a request to the server, if one is
+ * A frame: what changed since the last one → the pixels the network sees → a request to the engine, if one is
  * needed → every panel repaints → the URL is updated.
  */
 
-import { Api, Newest, Refusal } from "./api.js";
 import * as cards from "./cards.js";
 import * as classes from "./classes.js";
 import * as compare from "./compare.js";
 import { Decoder } from "./decoder.js";
+import { Engine } from "./engine.js";
 import * as hand from "./hand.js";
 import * as header from "./header.js";
 import * as input from "./input.js";
@@ -18,6 +18,7 @@ import { forget, recall, remember } from "./memory.js";
 import * as pose from "./pose.js";
 import * as primary from "./primary.js";
 import { see } from "./raster.js";
+import { Newest, Refusal } from "./requests.js";
 import * as routing from "./routing.js";
 import * as share from "./share.js";
 import { DEFAULTS, fromFragment, next, optionValue, plainFragment, sanitise, toFragment } from "./state.js";
@@ -26,7 +27,7 @@ import * as tour from "./tour.js";
 const URL_MILLISECONDS = 400; // browsers limit how often the history may be written
 const COLOURS = ["bg", "panel", "ink", "muted", "line", "accent", "a", "b", "good", "warn"];
 const DIGITS_KEPT = 200;
-const ANSWERED = ["panel-primary", "panel-routing", "panel-classes", "panel-pose"]; // these show the answer of the server
+const ANSWERED = ["panel-primary", "panel-routing", "panel-classes", "panel-pose"]; // these show the answer of the engine
 
 class Lab {
   constructor() {
@@ -44,7 +45,7 @@ class Lab {
     this.transient = {}; // what the pointer is on: shown, never saved
     this.timings = []; // milliseconds from a slider's event to the painted reconstruction
     this.encodings = []; // milliseconds from question to answer
-    this.api = new Api({ onStatus: (status) => this.#setStatus(status), onReturn: (anew) => this.#returned(anew) });
+    this.engine = new Engine({ onStatus: (status) => this.#setStatus(status), onReturn: (anew) => this.#returned(anew) });
     this.#encoder = new Newest((q) => this.#encode(q), (a, q) => this.#answered(a, q), (e) => this.#failed(e));
   }
 
@@ -161,8 +162,8 @@ class Lab {
 
   async #connect() {
     try {
-      await this.api.greet();
-      const [{ models, default: preferred }, { routings }] = await Promise.all([this.api.models(), this.api.routings()]);
+      await this.engine.greet();
+      const [{ models, default: preferred }, { routings }] = await Promise.all([this.engine.models(), this.engine.routings()]);
       this.models = models;
       this.routings = routings;
       this.preferred = preferred;
@@ -173,12 +174,12 @@ class Lab {
     }
   }
 
-  /** Open the model of the state; an unknown one is replaced by the default of the server, with a message. */
+  /** Open the model of the state; an unknown one is replaced by the default, with a message. */
   #useModel() {
     if (!this.models.length) return;
     const found = this.models.find((model) => model.name === this.state.model);
     if (!found) {
-      if (this.state.model) this.notice(`This server has no model “${this.state.model}”, so the page shows ${this.preferred}.`);
+      if (this.state.model) this.notice(`This Lab has no model “${this.state.model}”, so the page shows ${this.preferred}.`);
       this.update({ model: this.preferred });
       return;
     }
@@ -191,7 +192,7 @@ class Lab {
 
   async #fetchDecoder(model) {
     try {
-      const decoder = new Decoder(await this.api.decoder(model.name));
+      const decoder = new Decoder(await this.engine.decoder(model.name));
       if (this.model !== model) return; // another model was selected meanwhile
       this.decoder = decoder;
       this.poke("decoder");
@@ -209,7 +210,7 @@ class Lab {
   async #fetchDigit(key, index) {
     this.#digits.set(key, null);
     try {
-      const { header, pixels } = await this.api.digit(index, this.state.model);
+      const { header, pixels } = await this.engine.digit(index, this.state.model);
       if (this.#digits.size > DIGITS_KEPT) this.#digits.delete(this.#digits.keys().next().value);
       const shape = pixels.shape.length === 2 ? [1, ...pixels.shape] : pixels.shape;
       this.#digits.set(key, { pixels, shape, label: header.label });
@@ -292,7 +293,7 @@ class Lab {
 
   async #encode(question) {
     const start = performance.now();
-    const answer = await this.api.encode(question.pixels, question);
+    const answer = await this.engine.encode(question.pixels, question);
     this.encodings.push(performance.now() - start);
     if (this.encodings.length > 1000) this.encodings.shift();
     return answer;
@@ -311,7 +312,7 @@ class Lab {
   #failed(error) {
     if (!(error instanceof Refusal)) return; // repeated when the server is back
     this.notice(error.message);
-    if (error.status !== 503) return this.api.check();
+    if (error.status !== 503) return this.engine.check();
     setTimeout(() => {
       this.#asked = "";
       this.poke("input");

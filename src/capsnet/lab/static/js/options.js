@@ -1,4 +1,4 @@
-// Options of a routing algorithm as controls: one for each option that the server lists, by its type.
+// Options of a routing algorithm as controls: one for each option that the engine lists, by its type.
 
 import { clamp, html, say } from "./elements.js";
 
@@ -6,7 +6,7 @@ const BUILDERS = { int: stepper, bool: checkbox, float: numberBox, choice: selec
 
 /**
  * `change(name, value)` is called when a reader changes an option. The id of a control starts with `prefix`; its tooltip
- * is the help text followed by `origin` and the value that the server lists. Returns [{option, node, show(value)}].
+ * is the help text followed by `origin` and the value that the engine lists. Returns [{option, node, show(value)}].
  */
 export function optionControls(listed, { prefix, origin, change }) {
   return listed.map((option) => {

@@ -81,7 +81,7 @@ export function imageSource(data, shape, side) {
   return { data, shape, scale: side / Math.max(shape[1], shape[2]), samples: 1 };
 }
 
-/** The image as the server prepared it, fitted into the field of another network if necessary. */
+/** The image as the engine prepared it, fitted into the field of another network if necessary. */
 function pictureSource({ pixels, shape }, field) {
   const bytes = pixels && shape ? decodeBytes(pixels) : null;
   if (!bytes || bytes.length !== shape.reduce((product, side) => product * side, 1)) return blank(field);

@@ -1,7 +1,7 @@
 // Panel 3, the routing as a film over its steps t, whatever the algorithm: who sends how much to whom (ribbons.js), and
 // for the selected class where in the image its votes come from, the votes themselves and two curves (votes.js).
 //
-// All numbers come from the trace of the server. The panel only sums them up and animates from one step to the next.
+// All numbers come from the trace of the engine. The panel only sums them up and animates from one step to the next.
 
 import { calm, clamp, heading, html, say, set } from "./elements.js";
 import { optionControls } from "./options.js";
@@ -91,7 +91,7 @@ function paintFilm(view) {
   say(view.where, `${t + 1} / ${steps}`);
 }
 
-// ---------------------------------------------------------------- the options of the algorithm, as the server lists them
+// ---------------------------------------------------------------- the options of the algorithm, as the engine lists them
 
 function options(view) {
   view.controls = [];

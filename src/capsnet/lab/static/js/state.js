@@ -88,7 +88,7 @@ export function next(state, patch, { replace = false } = {}) {
   return replace ? { ...fresh, ...patch } : merge(fresh, patch);
 }
 
-/** A routing option as a control of the server describes it: the wanted value if it is valid, otherwise the model's. */
+/** A routing option as a control of the engine describes it: the wanted value if it is valid, otherwise the model's. */
 export function optionValue({ type, value, min, max, choices }, wanted) {
   if (type === "bool") return flag(wanted, value);
   if (type === "choice") return oneOf(wanted, choices, value);

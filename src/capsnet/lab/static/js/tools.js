@@ -92,7 +92,7 @@ function counted(lab) {
 
 let asking = 0;
 
-/** Ask the server for a matching digit, repeatedly while it is still counting mistakes and the filter is the same. */
+/** Ask the engine for a matching digit, repeatedly while it is still counting mistakes and the filter is the same. */
 async function pickDigit(lab, random, take, tell) {
   const mine = ++asking;
   const { index, label, only } = lab.state.input;
@@ -103,7 +103,7 @@ async function pickDigit(lab, random, take, tell) {
     Object.entries(wanted).some(([key, value]) => lab.state.input[key] !== value);
   try {
     for (;;) {
-      const found = await lab.api.digits(query);
+      const found = await lab.engine.digits(query);
       if (stale()) return;
       if (found.state === "no data") return tell(sentence(found.why || "the test digits could not be downloaded."));
       matching = { count: found.count, label, only, model: query.model, ready: found.state === "ready" };
@@ -154,11 +154,11 @@ export function bringImages(stage, lab) {
   });
 }
 
-/** The server prepares the image for the network; the state keeps these pixels, not the file. */
+/** The engine prepares the image for the network; the state keeps these pixels, not the file. */
 async function bring(lab, file) {
   if (!lab.model) return;
   try {
-    const { header, pixels } = await lab.api.photo(file, lab.state.model);
+    const { header, pixels } = await lab.engine.photo(file, lab.state.model);
     lab.transient.photo = header.note ? sentence(header.note) : "";
     lab.poke("photo");
     const input = { mode: "image", pixels: encodeBytes(pixels), shape: [...pixels.shape] };
@@ -212,7 +212,7 @@ async function another(lab, which, take) {
   const labels = [...Array(10).keys()].filter((label) => label !== other?.label);
   const label = labels[Math.floor(Math.random() * labels.length)];
   try {
-    const found = await lab.api.digits({ model: lab.state.model, label, only: "all", random: true });
+    const found = await lab.engine.digits({ model: lab.state.model, label, only: "all", random: true });
     if (found.index === null) lab.notice(found.why || "The test digits are being downloaded: try again in a moment.");
     else take(found.index);
   } catch (error) {
