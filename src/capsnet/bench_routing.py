@@ -24,7 +24,7 @@ from capsnet.models.config import CapsNetConfig
 from capsnet.nn.functional import squash
 from capsnet.nn.layers import DenseCaps
 from capsnet.routing.base import ROUTINGS, options_for
-from capsnet.timing import timed
+from capsnet.timing import alternate, timed
 
 LOWER, LOWER_DIM, UPPER, UPPER_DIM = 1152, 8, 10, 16  # DigitCaps of the paper
 VERSIONS = ("plain", "fast")
@@ -68,17 +68,6 @@ def measure(name: str, batch: int, repeats: int) -> LayerSpeed:
     plain_mb, fast_mb = (peak_of(name, batch, version) for version in VERSIONS)
     whole = statistics.median(timed(network_step(name, batch), max(2, repeats // 2), warmup=1))
     return LayerSpeed(name, plain, fast, plain / fast, plain_mb, fast_mb, whole, 100 * fast / whole)
-
-
-def alternate(actions: Sequence[Callable[[], object]], repeats: int) -> list[list[float]]:
-    """Seconds of each action, taken in turns after one call that does not count."""
-    seconds: list[list[float]] = [[] for _ in actions]
-    for action in actions:
-        action()
-    for _ in range(repeats):
-        for action, found in zip(actions, seconds, strict=True):
-            found += timed(action, 1)
-    return seconds
 
 
 def layer_step(name: str, batch: int, version: str) -> Callable[[], None]:

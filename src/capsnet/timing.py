@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 
 def clock(seconds: float) -> str:
@@ -33,6 +33,17 @@ def timed(action: Callable[[], object], repeats: int = 3, *, warmup: int = 0, at
         began = time.perf_counter()
         action()
         seconds.append(time.perf_counter() - began)
+    return seconds
+
+
+def alternate(actions: Sequence[Callable[[], object]], repeats: int) -> list[list[float]]:
+    """Seconds of each action, taken in turns after one call that does not count, so that noise affects all alike."""
+    seconds: list[list[float]] = [[] for _ in actions]
+    for action in actions:
+        action()
+    for _ in range(repeats):
+        for action, found in zip(actions, seconds, strict=True):
+            found += timed(action, 1)
     return seconds
 
 

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from capsnet.experiments import arena
-from capsnet.experiments.arena import ALGORITHMS, CONTROL, Arena, Rates, best_rates, differences, verdict
+from capsnet.errors import UserError
+from capsnet.experiments.arena import tasks
+from capsnet.experiments.arena.compare import Arena, differences, verdict
+from capsnet.experiments.arena.cost import Costs
+from capsnet.experiments.arena.rates import Rates, best_rates
+from capsnet.experiments.arena.tasks import ALGORITHMS, CONTROL, TASKS, algorithms_of, config_of
 from capsnet.experiments.core.conduct import conduct
 from capsnet.experiments.core.plan import Record
 from capsnet.experiments.core.results import Place
 from capsnet.registry import BUILT_IN
-from capsnet.routing.base import ROUTINGS
+from capsnet.routing.base import ROUTINGS, options_for
 from capsnet.train import loop
 
 
@@ -31,7 +36,36 @@ def test_the_rate_with_the_lowest_validation_error_is_chosen() -> None:
         Record(shown={"data": "MNIST", "routing": "em", "learning rate": rate}, outcome={"error_percent": error})
         for rate, error in (("0.001", 2.0), ("0.003", 1.5), ("0.006", 1.8))
     ]
+    rows.append(Record(shown={"data": "MNIST", "routing": "em", "learning rate": "1"}, outcome={"diverged": "loss"}))
     assert best_rates(rows) == {("MNIST", "em"): 0.003}
+
+
+def test_a_rate_that_diverges_is_recorded_and_the_others_still_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("capsnet.experiments.arena.rates.RATES", (0.003, 1e30))
+    monkeypatch.setattr(tasks, "ALGORITHMS", (CONTROL,))
+    place = Place(tmp_path / "results", tmp_path / "runs")
+    rows = conduct(Rates(), "smoke", place=place).rows
+    assert ["diverged" in row.outcome for row in rows] == [False, True]
+    assert best_rates(rows) == {("MNIST", CONTROL): 0.003}
+    assert len(Rates().table(rows).rows) == 2
+    assert Rates().pictures(rows)
+
+
+def test_an_algorithm_of_a_plugin_takes_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ROUTINGS._entries, "mine", ROUTINGS.get("dynamic"))
+    monkeypatch.setitem(ROUTINGS._origins, "mine", "mine.py")
+    assert algorithms_of("smoke") == [*ALGORITHMS[:2], "mine"]
+    assert algorithms_of("day") == [*ALGORITHMS, "mine"]
+
+
+def test_nothing_changes_between_rows_but_the_routing() -> None:
+    for task in TASKS.values():
+        configs = [config_of(task, name, 0.003, "day", seed=1) for name in ALGORITHMS]
+        same = {replace(config, model=replace(config.model, routing=options_for(CONTROL))) for config in configs}
+        assert len(same) == 1
+        assert [config.model.routing.algorithm for config in configs] == list(ALGORITHMS)
 
 
 def test_differences_are_paired_by_seed() -> None:
@@ -55,16 +89,27 @@ def test_one_seed_decides_nothing() -> None:
 
 
 def test_it_runs_and_no_rate_is_chosen_on_the_test_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arena, "ALGORITHMS", (CONTROL, "self-attention"))
+    monkeypatch.setattr(tasks, "ALGORITHMS", (CONTROL, "self-attention"))
     place = Place(tmp_path / "results", tmp_path / "runs")
     with monkeypatch.context() as patch:
         patch.setattr(loop, "finish", lambda *_: pytest.fail("the test set was looked at"))
         rates = conduct(Rates(), "smoke", place=place)
     assert {row.outcome["n"] for row in rates.rows} == {500}
+    costs = conduct(Costs(), "smoke", place=place).rows[0].outcome
     results = conduct(Arena(), "smoke", place=place)
+    assert results.rows[1].outcome["peak_mb"] == costs["self-attention"]["peak_mb"] > 100
     assert [row.shown["routing"] for row in results.rows] == [CONTROL, "self-attention"]
     assert all(0 <= row.outcome["entropy_percent"] <= 100.1 for row in results.rows)
     table = Arena().table(results.rows)
     assert len(table.rows) == 2
     assert all(len(line) == len(table.columns) for line in table.rows)
     assert (tmp_path / "results" / "arena-smoke" / "arena.png").exists()
+
+
+def test_only_limits_an_experiment_to_rows_with_a_prefix(tmp_path: Path) -> None:
+    place = Place(tmp_path / "results", tmp_path / "runs")
+    assert [row.name for row in conduct(Rates(), "smoke", only="mnist-uniform-3", place=place).rows] == [
+        "mnist-uniform-30e-4-seed0"
+    ]
+    with pytest.raises(UserError, match="no row that starts with 'cifar'"):
+        conduct(Rates(), "smoke", only="cifar", place=place)

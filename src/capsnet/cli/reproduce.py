@@ -47,10 +47,12 @@ class Reproduce:
     list: Switch = False
     """List the experiments and their results, and exit."""
     budget: str = "hour"
-    """smoke (only checks that it runs), hour (narrower networks), day (table1: the paper's networks, fewer epochs) or
-    full (the paper's networks and training lengths)."""
+    """smoke (only checks that it runs), hour (narrower networks), day (longer trainings, a day or more) or full (the
+    paper's networks and training lengths)."""
     seeds: int = 1
     """Repetitions of each row, with seeds 0, 1, …"""
+    only: str = ""
+    """Run only the rows whose name starts with this, such as mnist-."""
     model: MaybeStr = None
     """With figures: model name, run folder or .safetensors file to draw."""
     images: Images = ()
@@ -97,7 +99,7 @@ def run(experiment: Experiment, flags: Reproduce) -> int:
     """Run an experiment and print its table."""
     show = Shown(experiment, flags.budget)
     try:
-        results = conduct(experiment, flags.budget, flags.seeds, show=show)
+        results = conduct(experiment, flags.budget, flags.seeds, only=flags.only, show=show)
     except KeyboardInterrupt:
         say(f"stopped; resume with: capsnet reproduce {experiment.name} --budget {flags.budget} --seeds {flags.seeds}")
         return 130

@@ -13,8 +13,9 @@ from capsnet.experiments.core.plan import Experiment
 
 # name → module and class; imported when it is asked for
 EXPERIMENTS = {
-    "arena": "arena.Arena",
-    "arena-rates": "arena.Rates",
+    "arena": "arena.compare.Arena",
+    "arena-rates": "arena.rates.Rates",
+    "arena-cost": "arena.cost.Costs",
     "table1": "table1.Table1",
     "multimnist": "multimnist.MultiMnist",
     "figures": "figures.Figures",
@@ -30,5 +31,5 @@ def get(name: str) -> Experiment:
     """The experiment of that name; an unknown name shows the nearest."""
     if name not in EXPERIMENTS:
         raise unknown("experiment", name, EXPERIMENTS)
-    module, _, kind = EXPERIMENTS[name].partition(".")
+    module, _, kind = EXPERIMENTS[name].rpartition(".")
     return getattr(import_module(f"capsnet.experiments.{module}"), kind)()

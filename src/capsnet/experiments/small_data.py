@@ -53,7 +53,7 @@ class SmallData(Experiment):
     def __init__(self) -> None:
         self.scans = Path(SCANS)
 
-    def prepare(self, place: Place) -> None:
+    def prepare(self, place: Place, budget: Budget) -> None:
         self.scans = place.runs / SCANS
         write_scans(self.scans)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -52,17 +52,20 @@ def conduct(
     budget: str,
     seeds: int = 1,
     *,
+    only: str = "",
     place: Place | None = None,
     show: Show | None = None,
 ) -> Results:
-    """Run the remaining rows of an experiment and return all its results."""
+    """Run the remaining rows of an experiment and return all its results; `only` limits it to rows with a prefix."""
     place, show = place or Place(), show or Show()
     if check_budget(budget) not in experiment.budgets:
         raise unknown(f"budget of {experiment.name}", budget, experiment.budgets)
     for name in experiment.requires:
-        conduct(experiments.get(name), budget, place=place, show=show)
-    experiment.prepare(place)
-    rows = plan(experiment, check_budget(budget), seeds)
+        conduct(experiments.get(name), budget, only=only, place=place, show=show)
+    experiment.prepare(place, check_budget(budget))
+    rows = [row for row in plan(experiment, check_budget(budget), seeds) if row.name.startswith(only)]
+    if not rows:
+        raise UserError(f"{experiment.name} has no row that starts with '{only}' at the budget {budget}.")
     results, kept = opened(place.file(experiment.name, budget), experiment.name, budget)
     if kept:
         show.set_aside(kept)
@@ -172,13 +175,20 @@ def trained(row: Row, folder: Path, place: Place, watchers: list[Watcher]) -> Re
 
 
 def validated(row: Row, folder: Path, watchers: list[Watcher]) -> tuple[dict[str, Any], Certificate]:
-    """Train a row and evaluate it on the validation split; the run is removed, because only the figure is needed."""
+    """Train a row and evaluate it on the validation split; the run is removed, because only the figure is needed.
+
+    A training that diverges is an outcome as well: its setting is not chosen.
+    """
     assert row.config is not None
     file = folder / runs.CONFIG_FILE
     if file.exists() and not same_training(checkpoint.read_json(file), row.config):
         move_away(folder)
     run = loop.resume(folder) if runs.can_go_on(folder) else loop.start(row.config, folder)
-    outcome, birth = loop.train_and_validate(run, watchers).summary(), loop.birth_certificate(run)
+    try:
+        outcome = loop.train_and_validate(run, watchers).summary()
+    except runs.GoneBad as error:
+        outcome = {"diverged": error.what}
+    birth = loop.birth_certificate(run)
     shutil.rmtree(folder)
     return outcome, birth
 
@@ -259,6 +269,11 @@ def images_in_all(config: Config) -> float:
 
 def seconds_per_image(config: Config) -> float:
     """Time of a training step per image, measured after a warm-up step."""
+    return timed(training_step(config), 1, warmup=1)[0] / config.batch_size
+
+
+def training_step(config: Config) -> Callable[[], None]:
+    """A training step of a new network on random images."""
     device = loop.choose_device(config.device)
     with loop.own_randomness(0, torch.device("cpu")):
         model = build(config.model).to(device)
@@ -273,4 +288,4 @@ def seconds_per_image(config: Config) -> float:
         loop.compute_loss(model, batch, config).total.backward()
         optimizer.step()
 
-    return timed(step, 1, warmup=1)[0] / config.batch_size
+    return step

@@ -121,8 +121,8 @@ class Experiment:
     requires: Sequence[str] = ()
     """Experiments whose results at the same budget this one needs; they run first."""
 
-    def prepare(self, place: Place) -> None:
-        """Create the files that the rows need."""
+    def prepare(self, place: Place, budget: Budget) -> None:
+        """Create the files that the rows need, or read the results that they depend on."""
 
     def rows(self, budget: Budget, seed: int) -> list[Row]:
         """The rows of one seed."""

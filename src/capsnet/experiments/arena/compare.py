@@ -1,0 +1,152 @@
+"""The comparison itself: test errors paired by seed, what the couplings look like, and what each algorithm costs."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from capsnet.data import in_order
+from capsnet.evaluate import mean_and_std, mean_interval
+from capsnet.experiments.arena.cost import Costs
+from capsnet.experiments.arena.rates import RATES, Rates, best_rates
+from capsnet.experiments.arena.tasks import CONTROL, LABELS, MANY_SEEDS, algorithms_of, config_of, less, tasks_of
+from capsnet.experiments.core.plan import Budget, Experiment, Record, Row, by_method, values
+from capsnet.experiments.core.results import Place, read
+from capsnet.report.tables import Table, over_seeds, whole
+from capsnet.routing.measures import agreement, entropy
+from capsnet.train.loop import Result
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+EXAMINED = 500  # test images whose routing is traced
+
+
+class Arena(Experiment):
+    name = "arena"
+    title = "The arena: routing algorithms on the same network"
+    question = (
+        "Which routing helps, and does any? One compact network is trained with every algorithm and nothing else "
+        "changes. Learning rates were chosen on validation images (arena-rates). Differences are paired by seed "
+        "against uniform couplings, the network without routing."
+    )
+    budgets = ("smoke", "hour", "day")
+    requires = ("arena-rates", "arena-cost")
+
+    def __init__(self) -> None:
+        self.rates: dict[tuple[str, str], float] = {}
+        self.costs: dict[str, Any] = {}
+
+    def prepare(self, place: Place, budget: Budget) -> None:
+        """Read the chosen learning rates and the measured costs."""
+        self.rates = best_rates(read(place.file(Rates.name, budget)).rows)
+        self.costs = {r.shown["data"]: r.outcome for r in read(place.file(Costs.name, budget)).rows}
+
+    def rows(self, budget: Budget, seed: int) -> list[Row]:
+        tasks = [task for task in tasks_of(budget) if seed < 3 or task.name in MANY_SEEDS]
+        return [
+            Row(
+                f"{task.name}-{algorithm}",
+                config_of(task, algorithm, self.rates.get((LABELS[task.name], algorithm), RATES[1]), budget, seed),
+                {"data": LABELS[task.name], "routing": algorithm},
+                less=less(budget),
+            )
+            for task in tasks
+            for algorithm in algorithms_of(budget)
+        ]
+
+    def measure(self, row: Row, result: Result) -> dict[str, Any]:
+        cost = self.costs.get(row.shown["data"], {}).get(row.shown["routing"], {})
+        rate = result.certificate.config["lr"]
+        return {**result.evaluation.summary(), **examine(result), "learning_rate": rate, **cost}
+
+    def table(self, records: Sequence[Record]) -> Table:
+        header = [
+            "data", "routing", "test error, %", f"minus {CONTROL} (95 % interval)", "digits missed, %", "entropy, %",
+            "agreement", "ms per step", "peak memory, MB", "parameters", "learning rate", "seeds",
+        ]  # fmt: skip
+        return Table(header, [line_of(group, records) for group in by_method(records)])
+
+    def findings(self, records: Sequence[Record]) -> list[str]:
+        return [verdict(data, records) for data in dict.fromkeys(r.shown["data"] for r in records)]
+
+    def pictures(self, records: Sequence[Record]) -> dict[str, Figure]:
+        from capsnet.report import figures
+
+        panels: dict[str, list[figures.Bar]] = {}
+        for group in by_method(records):
+            shown, (mean, std) = group[0].shown, mean_and_std(values(group, "error_percent"))
+            colour = figures.VERMILLION if shown["routing"] == CONTROL else figures.BLUE
+            panels.setdefault(shown["data"], []).append(figures.Bar(shown["routing"], mean, colour, std))
+        note = "Test error, mean and standard deviation over seeds; the control without routing is vermillion."
+        return {"arena": figures.bars(self.title, note, panels)}
+
+
+@torch.inference_mode()
+def examine(result: Result) -> dict[str, float]:
+    """How decided the last couplings are, and how well votes agree with the capsule that they were routed to."""
+    entropies, agreements = list[float](), list[float]()
+    for batch in in_order(result.splits.test, 50):
+        output = result.model(batch.images.to(result.model.device), trace=True)
+        trace = output.trace
+        assert trace is not None
+        entropies.append(100 * float(entropy(trace.couplings[-1]).mean()))
+        for example, label in enumerate(output.activations.argmax(1).tolist()):
+            step = trace.couplings[-1:, example], trace.votes[example], trace.outputs[-1:, example]
+            agreements.append(float(agreement(*step)[0, label]))
+        if len(agreements) >= EXAMINED:
+            break
+    return {"entropy_percent": statistics.fmean(entropies), "agreement": statistics.fmean(agreements)}
+
+
+def differences(group: Sequence[Record], records: Sequence[Record]) -> list[float]:
+    """Error minus that of the control with the same seed."""
+    data = group[0].shown["data"]
+    control = {r.seed: r.outcome["error_percent"] for r in records if r.shown == {"data": data, "routing": CONTROL}}
+    return [r.outcome["error_percent"] - control[r.seed] for r in group if r.seed in control]
+
+
+def line_of(group: Sequence[Record], records: Sequence[Record]) -> list[str]:
+    shown, outcome = group[0].shown, group[0].outcome
+    apart = differences(group, records) if shown["routing"] != CONTROL else []
+    return [
+        shown["data"],
+        shown["routing"],
+        over_seeds(values(group, "error_percent")),
+        against_control(apart),
+        over_seeds(values(group, "missed_label_percent")),
+        over_seeds(values(group, "entropy_percent"), 1),
+        over_seeds(values(group, "agreement")),
+        whole(1000 * outcome["seconds_per_step"] if "seconds_per_step" in outcome else None),
+        whole(outcome.get("peak_mb")),
+        whole(group[0].made.get("parameters")),
+        f"{outcome['learning_rate']:g}",
+        str(len(group)),
+    ]
+
+
+def against_control(apart: Sequence[float]) -> str:
+    if not apart:
+        return "–"
+    mean, half = statistics.fmean(apart), mean_interval(apart)
+    return f"{mean:+.2f} ({mean - half:+.2f} to {mean + half:+.2f})" if len(apart) > 1 else f"{mean:+.2f}"
+
+
+def verdict(data: str, records: Sequence[Record]) -> str:
+    """Which routings beat the control on a dataset beyond chance, made from the paired intervals."""
+    better, worse, open_ = list[str](), list[str](), list[str]()
+    for group in by_method([r for r in records if r.shown["data"] == data]):
+        name, apart = group[0].shown["routing"], differences(group, records)
+        if name == CONTROL:
+            continue
+        mean, half = statistics.fmean(apart), mean_interval(apart)
+        (better if mean + half < 0 else worse if mean - half > 0 else open_).append(name)
+    parts = [f"{', '.join(names)} {what}" for names, what in (
+        (better, f"beat{'s' * (len(better) == 1)} {CONTROL} beyond chance"),
+        (worse, f"{'is' if len(worse) == 1 else 'are'} worse than {CONTROL} beyond chance"),
+        (open_, "not significantly different from it"),
+    ) if names]  # fmt: skip
+    return f"{data}: {'; '.join(parts)}."

@@ -1,0 +1,77 @@
+"""The datasets of the arena, the algorithms that take part, and the training that they share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from capsnet.data import Augment
+from capsnet.experiments.core.networks import compact_capsules
+from capsnet.experiments.core.plan import Budget, tiny, with_model
+from capsnet.registry import BUILT_IN
+from capsnet.routing.base import ROUTINGS, options_for
+from capsnet.train.config import Config
+from capsnet.train.presets import get_preset
+
+CONTROL = "uniform"
+ALGORITHMS = (
+    *(CONTROL, "dynamic", "max-min", "self-attention"),
+    *("inverted-attention", "self-routing", "em", "vb"),
+)
+MANY_SEEDS = ("mnist", "fashion-mnist")  # five seeds there, three elsewhere
+
+
+@dataclass(frozen=True)
+class Task:
+    """A dataset of the arena: its images, and the epochs that a training gets at each budget."""
+
+    name: str
+    data: str
+    side: int
+    channels: int
+    epochs: Mapping[str, float]
+    shift: int = 0
+    flip: bool = False
+
+
+TASKS = {
+    task.name: task
+    for task in (
+        Task("mnist", "mnist", 28, 1, {"hour": 1, "day": 5}, shift=2),
+        Task("fashion-mnist", "fashion-mnist", 28, 1, {"hour": 1, "day": 10}, shift=2, flip=True),
+        Task("multimnist", "multimnist", 36, 1, {"day": 8}),
+        Task("affine-mnist", "affine-mnist:per_digit=4", 40, 1, {"day": 6}),
+        Task("cifar10", "cifar10", 32, 3, {"day": 12}, shift=4, flip=True),
+    )
+}
+LABELS = {
+    "mnist": "MNIST",
+    "fashion-mnist": "Fashion-MNIST",
+    "multimnist": "MultiMNIST",
+    "affine-mnist": "affine MNIST",
+    "cifar10": "CIFAR-10",
+}
+
+
+def algorithms_of(budget: Budget) -> Sequence[str]:
+    """The built-in algorithms (at `smoke` two of them), and those of loaded plugins."""
+    plugins = [name for name in ROUTINGS.names() if ROUTINGS.origin(name) != BUILT_IN]
+    return [*(ALGORITHMS[:2] if budget == "smoke" else ALGORITHMS), *plugins]
+
+
+def tasks_of(budget: Budget) -> list[Task]:
+    return [task for task in TASKS.values() if budget in task.epochs or (budget == "smoke" and task.name == "mnist")]
+
+
+def config_of(task: Task, algorithm: str, rate: float, budget: Budget, seed: int) -> Config:
+    """The quick preset's network and training with another routing; all in float32."""
+    model = replace(compact_capsules(task.side, task.channels), routing=options_for(algorithm))
+    config = replace(
+        get_preset("quick"), data=task.data, model=model, lr=rate, precision="fp32", seed=seed,
+        epochs=task.epochs.get(budget, 1), augment=Augment(shift=task.shift, flip=task.flip),
+    )  # fmt: skip
+    return with_model(tiny(config), routing=options_for(algorithm)) if budget == "smoke" else config
+
+
+def less(budget: Budget) -> tuple[str, ...]:
+    return ("a few steps of a toy network",) if budget == "smoke" else ()
