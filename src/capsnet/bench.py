@@ -29,7 +29,7 @@ from typing import IO, Any, cast
 import torch
 from torch import Tensor, nn
 
-from capsnet import kernels
+from capsnet import kernels, plugins
 from capsnet.data import Batch
 from capsnet.errors import UserError
 from capsnet.evaluate import evaluate, mean_and_std
@@ -183,6 +183,15 @@ def peak_megabytes() -> float:
         return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 2**10
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / 2**20 if sys.platform == "darwin" else peak / 2**10
+
+
+def megabytes_of(module: str, *words: str) -> float:
+    """What a new process, `python -m module words`, prints: its peak memory in megabytes. Plugins are passed on."""
+    command = [sys.executable, "-m", module, *words, *plugins.flags()]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise UserError(f"the memory of {' '.join(words)} could not be measured: {done.stderr.strip()[-300:]}")
+    return float(done.stdout)
 
 
 def gemm_peak(size: int = 2048) -> float:

@@ -7,7 +7,6 @@ process of its own for each version.
 from __future__ import annotations
 
 import statistics
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -16,8 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from capsnet import kernels, plugins
-from capsnet.bench import peak_megabytes
-from capsnet.errors import UserError
+from capsnet.bench import megabytes_of, peak_megabytes
 from capsnet.kernels.allocator import keep_memory
 from capsnet.models.capsnet import CapsNet
 from capsnet.models.config import CapsNetConfig
@@ -101,11 +99,7 @@ def network_step(name: str, batch: int) -> Callable[[], None]:
 
 def peak_of(name: str, batch: int, version: str) -> float:
     """Megabytes that two steps of the layer add to the peak memory of a new process."""
-    command = [sys.executable, "-m", "capsnet.bench_routing", name, str(batch), version, *plugins.flags()]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise UserError(f"the memory of {name} routing could not be measured: {done.stderr.strip()[-300:]}")
-    return float(done.stdout)
+    return megabytes_of("capsnet.bench_routing", name, str(batch), version)
 
 
 def main(words: Sequence[str]) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from capsnet.data import in_order
-from capsnet.evaluate import mean_and_std, mean_interval
+from capsnet.evaluate import mean_interval
 from capsnet.experiments.arena.cost import Costs
 from capsnet.experiments.arena.rates import RATES, Rates, best_rates
 from capsnet.experiments.arena.tasks import CONTROL, LABELS, MANY_SEEDS, algorithms_of, config_of, less, tasks_of
@@ -71,18 +71,20 @@ class Arena(Experiment):
         return Table(header, [line_of(group, records) for group in by_method(records)])
 
     def findings(self, records: Sequence[Record]) -> list[str]:
-        return [verdict(data, records) for data in dict.fromkeys(r.shown["data"] for r in records)]
+        verdicts = [verdict(data, records) for data in dict.fromkeys(r.shown["data"] for r in records)]
+        return [*verdicts, caution(records)]
 
     def pictures(self, records: Sequence[Record]) -> dict[str, Figure]:
         from capsnet.report import figures
 
-        panels: dict[str, list[figures.Bar]] = {}
+        panels: dict[str, list[figures.Interval]] = {}
         for group in by_method(records):
-            shown, (mean, std) = group[0].shown, mean_and_std(values(group, "error_percent"))
-            colour = figures.VERMILLION if shown["routing"] == CONTROL else figures.BLUE
-            panels.setdefault(shown["data"], []).append(figures.Bar(shown["routing"], mean, colour, std))
-        note = "Test error, mean and standard deviation over seeds; the control without routing is vermillion."
-        return {"arena": figures.bars(self.title, note, panels)}
+            apart = differences(group, records)
+            if group[0].shown["routing"] != CONTROL and apart:
+                interval = figures.Interval(group[0].shown["routing"], apart, mean_interval(apart))
+                panels.setdefault(group[0].shown["data"], []).append(interval)
+        note = f"Test error minus that of {CONTROL} with the same seed (left is better): mean, 95 % interval, seeds as dots."
+        return {"arena": figures.intervals(self.title, note, panels, "percentage points")} if panels else {}
 
 
 @torch.inference_mode()
@@ -136,17 +138,27 @@ def against_control(apart: Sequence[float]) -> str:
 
 
 def verdict(data: str, records: Sequence[Record]) -> str:
-    """Which routings beat the control on a dataset beyond chance, made from the paired intervals."""
-    better, worse, open_ = list[str](), list[str](), list[str]()
+    """Which routings differ from the control on a dataset beyond chance, made from the paired intervals."""
+    better, worse, unclear = list[str](), list[str](), list[str]()
     for group in by_method([r for r in records if r.shown["data"] == data]):
         name, apart = group[0].shown["routing"], differences(group, records)
-        if name == CONTROL:
+        if name == CONTROL or not apart:
             continue
         mean, half = statistics.fmean(apart), mean_interval(apart)
-        (better if mean + half < 0 else worse if mean - half > 0 else open_).append(name)
-    parts = [f"{', '.join(names)} {what}" for names, what in (
-        (better, f"beat{'s' * (len(better) == 1)} {CONTROL} beyond chance"),
-        (worse, f"{'is' if len(worse) == 1 else 'are'} worse than {CONTROL} beyond chance"),
-        (open_, "not significantly different from it"),
-    ) if names]  # fmt: skip
-    return f"{data}: {'; '.join(parts)}."
+        (better if mean + half < 0 else worse if mean - half > 0 else unclear).append(name)
+    parts = [
+        f"{what}: {', '.join(names)}"
+        for what, names in (
+            (f"better than {CONTROL} beyond chance", better),
+            (f"worse than {CONTROL} beyond chance", worse),
+            ("too close to call", unclear),
+        )
+        if names
+    ]
+    return f"{data}. {parts[0][0].upper()}{'; '.join(parts)[1:]}." if parts else f"{data}. Nothing to compare yet."
+
+
+def caution(records: Sequence[Record]) -> str:
+    """How many of the intervals would exclude zero by chance alone."""
+    compared = {r.method for r in records if r.shown["routing"] != CONTROL}
+    return f"Of {len(compared)} intervals at 95 %, about {0.05 * len(compared):.1f} would exclude zero by chance alone."

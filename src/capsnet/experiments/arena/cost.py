@@ -7,14 +7,12 @@ in a process of its own for each.
 from __future__ import annotations
 
 import statistics
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from capsnet import plugins
-from capsnet.bench import peak_megabytes
-from capsnet.errors import UserError
+from capsnet.bench import megabytes_of, peak_megabytes
 from capsnet.experiments.arena.tasks import LABELS, TASKS, Task, algorithms_of, config_of, tasks_of
 from capsnet.experiments.core.conduct import training_step
 from capsnet.experiments.core.plan import Budget, Experiment, Record, Row, check_budget
@@ -64,11 +62,7 @@ def step_of(task: Task, algorithm: str, budget: Budget) -> Callable[[], None]:
 
 def peak_of(task: Task, algorithm: str, budget: Budget) -> float:
     """Peak memory, in megabytes, of a new process that takes three training steps."""
-    command = [sys.executable, "-m", "capsnet.experiments.arena.cost", task.name, algorithm, budget, *plugins.flags()]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise UserError(f"the memory of {algorithm} routing could not be measured: {done.stderr.strip()[-300:]}")
-    return float(done.stdout)
+    return megabytes_of("capsnet.experiments.arena.cost", task.name, algorithm, budget)
 
 
 def main(words: Sequence[str]) -> None:

@@ -5,7 +5,7 @@
     curves.py       training curves
     decoded.py      reconstructions (Fig. 3) and the tweak grid (Fig. 4)
     errors.py       confusion matrix and the most confident mistakes
-    outcomes.py     results of experiments: lines and bars
+    outcomes.py     results of experiments: lines, bars and intervals
     pairs.py        overlapping digits, separated (Fig. 5)
     routes.py       routing by iteration (after Fig. A.1)
     speed.py        time of a training step, and how it grows
@@ -20,7 +20,7 @@ from capsnet.report.figures.curves import training_curves
 from capsnet.report.figures.decoded import reconstruction_rows, reconstructions, tweak_grid
 from capsnet.report.figures.errors import confusion_matrix, confusions, mistakes, worst_mistakes
 from capsnet.report.figures.names import shown, shown_all
-from capsnet.report.figures.outcomes import PALETTE, Bar, Line, Panel, bars, lines, shades
+from capsnet.report.figures.outcomes import PALETTE, Bar, Interval, Line, Panel, bars, intervals, lines, shades
 from capsnet.report.figures.pairs import told_apart
 from capsnet.report.figures.routes import contributions, routing
 from capsnet.report.figures.speed import step_bill, sweep
@@ -34,6 +34,7 @@ __all__ = [
     "PER_POINT",
     "VERMILLION",
     "Bar",
+    "Interval",
     "Line",
     "Panel",
     "as_pixels",
@@ -42,6 +43,7 @@ __all__ = [
     "confusions",
     "contributions",
     "in_colours",
+    "intervals",
     "lines",
     "mistakes",
     "reconstruction_rows",

@@ -1,4 +1,4 @@
-"""Results of experiments: line plots and grouped bars from plain numbers.
+"""Results of experiments: line plots, grouped bars and intervals from plain numbers.
 
 Blue is the capsule network and vermillion the convolutional one, in every comparison.
 """
@@ -152,6 +152,56 @@ def _lying(axes: Axes, group: Sequence[Bar], unit: str, decimals: int) -> None:
     axes.grid(False, axis="y")
     axes.spines["left"].set_visible(False)
     axes.yaxis.label.set_color(MUTED)
+
+
+class Interval(NamedTuple):
+    """The values of several seeds, and half the width of the interval of their mean (infinite: not known)."""
+
+    label: str
+    values: Sequence[float]
+    half: float
+
+    @property
+    def mean(self) -> float:
+        return sum(self.values) / len(self.values)
+
+    @property
+    def colour(self) -> str:
+        """Blue if the whole interval is below zero, vermillion if it is above, grey if it includes zero."""
+        if abs(self.mean) <= self.half:
+            return MUTED
+        return BLUE if self.mean < 0 else VERMILLION
+
+
+@styled
+def intervals(title: str, note: str, panels: Mapping[str, Sequence[Interval]], across: str) -> Figure:
+    """Means with intervals around a line at zero, a dot per seed; the panels have the same labels in the same order."""
+    labels = [each.label for each in next(iter(panels.values()))]
+    figure, row = row_of_panels(len(panels), 110 + 24 * len(labels), title, note)
+    for k, (axes, (name, group)) in enumerate(zip(row, panels.items(), strict=True)):
+        _around_zero(axes, {each.label: each for each in group}, labels)
+        axes.set(title=name, xlabel=across)
+        axes.set_yticks(range(len(labels)), labels[::-1] if k == 0 else [""] * len(labels))
+        axes.tick_params("y", labelcolor=INK)
+    return figure
+
+
+def _around_zero(axes: Axes, group: Mapping[str, Interval], labels: Sequence[str]) -> None:
+    axes.axvline(0, color=INK, linewidth=1)
+    for place, label in enumerate(labels[::-1]):
+        if (each := group.get(label)) is None:
+            continue
+        axes.plot(each.values, [place] * len(each.values), "o", color=each.colour, markersize=3, alpha=0.35)
+        axes.plot(each.mean, place, "o", color=each.colour, markersize=6)
+    axes.relim()
+    low, high = axes.get_xlim()
+    for place, label in enumerate(labels[::-1]):
+        if (each := group.get(label)) is not None and math.isfinite(each.half):
+            ends = [max(low, each.mean - each.half), min(high, each.mean + each.half)]
+            axes.plot(ends, [place] * 2, color=each.colour, linewidth=1.8)
+    axes.set(xlim=(low, high), ylim=(-0.6, len(labels) - 0.4))
+    axes.grid(False, axis="y")
+    axes.spines["left"].set_visible(False)
 
 
 def shades(n: int) -> list[str]:
