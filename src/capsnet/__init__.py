@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from capsnet.models.capsnet import CapsNet
     from capsnet.models.cnn import CNN
     from capsnet.models.config import CapsNetConfig, CNNConfig
-    from capsnet.nn.conv import ConvCaps
+    from capsnet.nn.conv import ClassCaps, ConvCaps
     from capsnet.nn.decoder import Decoder
     from capsnet.nn.functional import lengths, squash, votes
     from capsnet.nn.layers import DenseCaps, PrimaryCaps
@@ -35,6 +35,7 @@ __all__ = [
     "CNNConfig",
     "CapsNet",
     "CapsNetConfig",
+    "ClassCaps",
     "ConvCaps",
     "Decoder",
     "DenseCaps",
@@ -68,7 +69,7 @@ __getattr__, __dir__ = exports(
         "models.capsnet": ["CapsNet"],
         "models.cnn": ["CNN"],
         "models.config": ["CNNConfig", "CapsNetConfig"],
-        "nn.conv": ["ConvCaps"],
+        "nn.conv": ["ClassCaps", "ConvCaps"],
         "nn.decoder": ["Decoder"],
         "nn.functional": ["lengths", "squash", "votes"],
         "nn.layers": ["DenseCaps", "PrimaryCaps"],

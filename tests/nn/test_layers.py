@@ -254,7 +254,7 @@ def test_class_capsules_start_awake_whatever_the_number_of_capsules(lower: int, 
 # --- Mistakes are named ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("shape", [(64, 1152, 16), (64, 1151, 8), (1152, 8), (64, 6, 6, 32, 8)])
+@pytest.mark.parametrize("shape", [(64, 1152, 16), (64, 1151, 8), (1152, 8), (64, 6, 6, 31, 8)])
 def test_dense_caps_repeats_the_shape_that_does_not_fit(shape: tuple[int, ...]) -> None:
     layer = DenseCaps(1152, 8, 10, 16, device="meta")  # type: ignore[arg-type]
     with pytest.raises(UserError) as error:
@@ -414,3 +414,23 @@ def test_activations_of_a_routing_reach_the_next_layer() -> None:
     torch.testing.assert_close(top.poses, second.route(between.poses, between.activations).poses)
     torch.testing.assert_close(top.activations, a.mean(1, keepdim=True).expand(2, 2))
     assert isinstance(DenseCaps(3, 5, 2, 4)(between), Tensor)  # a layer whose activations are lengths takes them too
+
+
+def test_primary_capsules_keep_their_grid_when_asked() -> None:
+    flat, grid = PrimaryCaps(3, 4, 2, kernel_size=3), PrimaryCaps(3, 4, 2, kernel_size=3, grid=True)
+    grid.load_state_dict(flat.state_dict())
+    images = torch.randn(2, 3, 9, 9)
+    torch.testing.assert_close(grid(images).flatten(1, 3), flat(images))
+    assert grid(images).shape == (2, 4, 4, 4, 2)
+
+
+@pytest.mark.parametrize("grid", [True, False])
+def test_primary_capsules_with_activations_are_a_linear_pose_and_a_sigmoid(grid: bool) -> None:
+    caps = PrimaryCaps(3, 4, 2, kernel_size=1, stride=1, grid=grid, activations=True)
+    images = torch.randn(2, 3, 5, 5)
+    poses, a = caps(images)
+    channels = caps.conv(images)  # 4 · 2 of poses, then 4 of activations
+    y, x, kind = 3, 1, 2
+    pose, active = (poses[1, y, x, kind], a[1, y, x, kind]) if grid else (poses[1, 66], a[1, 66])
+    torch.testing.assert_close(pose, channels[1, 4:6, y, x])
+    torch.testing.assert_close(active, channels[1, 8 + kind, y, x].sigmoid())

@@ -178,7 +178,7 @@ class WrongGaussian(EMRouting):
 
 
 class Growing(EMRouting):
-    def share(self, S: Tensor, lower: int) -> Tensor:
+    def share(self, S: Tensor, capacity: Tensor | float) -> Tensor:
         return S
 
 

@@ -19,8 +19,8 @@ EPS = 1e-9
 class Capsules(NamedTuple):
     """Capsules whose activations are not the lengths of their poses."""
 
-    poses: Tensor  # (b, i, p)
-    activations: Tensor  # (b, i) in [0, 1]
+    poses: Tensor  # (b, i, p), or (b, h, w, n, p) on a grid
+    activations: Tensor  # (b, i) or (b, h, w, n), in [0, 1]
 
 
 def at_least_float32(x: Tensor) -> Tensor:
@@ -74,13 +74,13 @@ def votes(u: Tensor, W: Tensor) -> Tensor:
 def matrix_votes(M: Tensor, W: Tensor) -> Tensor:
     """V_ij = M_i W_ij: votes of capsules whose poses are square matrices (Hinton, Sabour and Frosst 2018).
 
-    M (b, i, p) with p = d · d, row by row, and W (n, j, d, d) → (b, i, j, p). Sharing works as for `votes`.
+    M (b, i, p) with p = d · d, row by row, and W (n, j, d, d) → (b, i, j, p). Sharing works as for `votes`. Poses need
+    not be square: M of r · k numbers and W (n, j, k, c) give votes of r · c numbers.
 
     >>> matrix_votes(torch.ones(2, 6, 16), torch.ones(3, 10, 4, 4)).shape
     torch.Size([2, 6, 10, 16])
     """
-    d = W.shape[-1]
-    grid = M.unflatten(1, (-1, W.shape[0])).unflatten(-1, (d, d))
+    grid = M.unflatten(1, (-1, W.shape[0])).unflatten(-1, (-1, W.shape[2]))
     return torch.einsum("bgirk,ijkc->bgijrc", grid, W).flatten(-2).flatten(1, 2)
 
 

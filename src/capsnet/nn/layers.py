@@ -58,11 +58,17 @@ class Conv2d(nn.Conv2d):
 class PrimaryCaps(nn.Module):
     """The first capsules: a convolution whose channels are read as `types` capsules of `dim` dimensions per position.
 
-    (b, c, h, w) → (b, h' w' types, dim). Eight CHANNELS at one position form a capsule, never eight pixels.
-    `factor` multiplies the convolution before bias and squash; the authors' code uses 1/types.
+    (b, c, h, w) → (b, h' w' types, dim), or (b, h', w', types, dim) with `grid`. Eight CHANNELS at one position form a
+    capsule, never eight pixels. `factor` multiplies the convolution before bias and squash; the authors' code uses
+    1/types. With `activations` each capsule has one channel more, whose sigmoid is its activation; poses are then not
+    squashed, and `Capsules(poses, activations)` are returned, as EM routing of matrix poses wants them.
 
     >>> PrimaryCaps(256, types=32, dim=8)(torch.randn(2, 256, 20, 20)).shape
     torch.Size([2, 1152, 8])
+    >>> matrices = PrimaryCaps(64, types=8, dim=16, kernel_size=1, stride=1, grid=True, activations=True)
+    >>> poses, activations = matrices(torch.randn(2, 64, 14, 14))
+    >>> poses.shape, activations.shape
+    (torch.Size([2, 14, 14, 8, 16]), torch.Size([2, 14, 14, 8]))
     """
 
     def __init__(
@@ -74,28 +80,39 @@ class PrimaryCaps(nn.Module):
         stride: int = 2,
         *,
         factor: float = 1.0,
+        grid: bool = False,
+        activations: bool = False,
         init: Init = "default",
         device: torch.device | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         check_init(init)
-        self.types, self.dim, self.factor = types, dim, factor
+        self.types, self.dim, self.factor, self.grid, self.activations = types, dim, factor, grid, activations
         std = 0.1 if init == "official" else None
-        self.conv = Conv2d(in_channels, types * dim, kernel_size, stride, init_std=std, device=device, dtype=dtype)
+        channels = types * (dim + activations)
+        self.conv = Conv2d(in_channels, channels, kernel_size, stride, init_std=std, device=device, dtype=dtype)
 
     def reset_parameters(self) -> None:
         self.conv.reset_parameters()
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor | Capsules:
         self.check(x)
         return self.to_capsules(self.conv(x))
 
-    def to_capsules(self, s: Tensor) -> Tensor:
+    def to_capsules(self, s: Tensor) -> Tensor | Capsules:
         """Channels of the convolution's output (b, types dim, h', w') as squashed capsules (b, h' w' types, dim)."""
         if self.factor != 1.0 and self.conv.bias is not None:
             s = s * self.factor + (1 - self.factor) * self.conv.bias.view(-1, 1, 1)  # factor · conv(x) + bias
-        return squash(s.permute(0, 2, 3, 1).unflatten(-1, (-1, self.dim)).flatten(1, 3))  # b (h w type) p
+        channels = s.permute(0, 2, 3, 1)  # b h w (type p)
+        if not self.activations:
+            return self._listed(squash(channels.unflatten(-1, (-1, self.dim))))
+        poses, a = channels.split([self.types * self.dim, self.types], -1)
+        return Capsules(self._listed(poses.unflatten(-1, (-1, self.dim))), self._listed(a.sigmoid()))
+
+    def _listed(self, x: Tensor) -> Tensor:
+        """(b, h, w, type, …) → (b, h w type, …), unless a grid is wanted."""
+        return x if self.grid else x.flatten(1, 3)
 
     def check(self, x: Tensor) -> None:
         """Report a wrong shape more clearly than the convolution would."""
@@ -107,11 +124,14 @@ class PrimaryCaps(nn.Module):
             )
 
     def extra_repr(self) -> str:
-        return f"types={self.types}, dim={self.dim}, factor={self.factor:g}"
+        extra = "".join(f", {name}" for name in ("grid", "activations") if getattr(self, name))
+        return f"types={self.types}, dim={self.dim}, factor={self.factor:g}{extra}"
 
 
 class DenseCaps(nn.Module):
     """Capsules fully connected to capsules by routing: DigitCaps in the paper. (b, i, p) → (b, j, q).
+
+    A grid of capsules (b, h, w, n, p) is read as the list (b, h w n, p).
 
     `routing` is the name of a registered algorithm, its options or a `Routing` module; options of a named algorithm may
     follow as keywords. `shared` is the number of lower capsule types when one transformation serves all positions of a
@@ -156,8 +176,12 @@ class DenseCaps(nn.Module):
         n = shared or lower
         self.weight = nn.Parameter(torch.empty(n, upper, *transform, device=device, dtype=dtype))  # i j q p
         self.routing = routing_of(routing, options)
-        self.routing.build(Sizes(lower, lower_dim, upper, upper_dim, n, matrix), device=device, dtype=dtype)
+        self.routing.build(Sizes(lower, self.voting_dim(), upper, upper_dim, n, matrix), device=device, dtype=dtype)
         self.reset_parameters()
+
+    def voting_dim(self) -> int:
+        """The dimension of the lower poses that the routing sees."""
+        return self.lower_dim
 
     def reset_parameters(self) -> None:
         """Default: s_j starts with entries of about 0.1, whatever the sizes. Official: σ = 0.1, biases 0.1."""
@@ -180,13 +204,21 @@ class DenseCaps(nn.Module):
 
         `options` replace those of the routing for this call only.
         """
+        came = tuple(u.shape)
+        if u.dim() == 5:
+            u, a = u.flatten(1, 3), None if a is None else a.flatten(1, 3)
         if u.dim() != 3 or u.shape[1:] != (self.lower, self.lower_dim):
             raise UserError(
-                f"DenseCaps expects (b, {self.lower}, {self.lower_dim}) and got {tuple(u.shape)}: "
+                f"{type(self).__name__} expects (b, {self.lower}, {self.lower_dim}) and got {came}: "
                 f"set lower and lower_dim to what the layer below gives, or check its types and dim."
             )
         routing = self.routing.with_options(**options) if options else self.routing
-        return routing(u, self.weight, a, trace=trace)
+        u, W, a = self.voters(u, a)
+        return routing(u, W, a, trace=trace)
+
+    def voters(self, u: Tensor, a: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Lower poses, transformations and lower activations as the routing sees them."""
+        return u, self.weight, a
 
     def forward(self, capsules: Tensor | Capsules) -> Tensor | Capsules:
         u, a = (capsules, None) if isinstance(capsules, Tensor) else capsules

@@ -73,6 +73,9 @@ class Parents:
     A convolutional layer passes a subclass that also reaches the parents at other positions of the grid.
     """
 
+    partial: ClassVar[bool] = False
+    """Whether the layer routes its batch in parts and calls `Routing.over_batch` itself."""
+
     def sum(self, x: Tensor) -> Tensor:
         """x (b, i, j) summed over the parents of each lower capsule, in a shape that broadcasts against x."""
         return x.sum(-1, keepdim=True)
@@ -158,6 +161,14 @@ class Routing(nn.Module):
         """
         raise NotImplementedError
 
+    def over_batch(self, activations: Tensor) -> Tensor:
+        """What remains to be done with activations (…, j) once the whole batch is known, such as a batch norm.
+
+        `route` calls it, unless `parents.partial`: a layer that routes a batch in parts, or recomputes them in the
+        backward pass, calls it once for all of them.
+        """
+        return activations
+
     def initial_coupling(self, sizes: Sizes) -> float:
         """The weight of a vote in the first pass: a layer scales its initial transformations by it."""
         return 1 / sizes.upper
@@ -197,9 +208,9 @@ def check(u: Tensor, W: Tensor, matrix: bool = False, a: Tensor | None = None) -
     """Refuse shapes that do not fit: a compiled loop would read and write past the end of its arrays."""
     if a is not None:
         check_activations(u, a)
-    fits = u.dim() == 3 and W.dim() == 4 and (u.shape[2] == W.shape[2] ** 2 if matrix else u.shape[2] == W.shape[3])
+    fits = u.dim() == 3 and W.dim() == 4 and (u.shape[2] % W.shape[2] == 0 if matrix else u.shape[2] == W.shape[3])
     if not fits or not W.shape[0] or u.shape[1] % W.shape[0]:
-        kind = "W (n, j, √p, √p)" if matrix else "W (n, j, q, p)"
+        kind = "W (n, j, k, c) with k a divisor of p" if matrix else "W (n, j, q, p)"
         raise UserError(
             f"routing expects u (b, i, p) and {kind} with n equal to i or a divisor of it, and got "
             f"{tuple(u.shape)} and {tuple(W.shape)}."

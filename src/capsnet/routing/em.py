@@ -12,16 +12,17 @@ Responsibilities start at R_ij = 1/J. Every iteration t has an M-step and, excep
 with λ_t = λ (1 − 0.95^(t+1)), as in the authors' code. The pose of upper capsule j is μ_j; its activation is a_j.
 
 Deviations:
-- S_j in the cost is divided by I/J, what a parent receives when I active children divide themselves equally (after
-  Gritzman 2019). Otherwise the cost grows with the number of children and activations saturate. Costs are then of the
-  order of 1 instead of the order of I/J, and λ is larger than the authors' 0.01 by two orders of magnitude.
+- S_j in the cost is divided by what a parent receives when all its children are active and divide themselves equally
+  among their parents (after Gritzman 2019): I/J in a dense layer. Otherwise the cost grows with the number of children
+  and activations saturate. Costs are then of the order of 1 instead of the order of I/J, and λ is larger than the
+  authors' 0.01 by two orders of magnitude.
 - Σ_q is 16 times the mean over q, which for the paper's poses is the same, so that λ suits poses of any size.
 - 0.01 is added to σ², because a parent with a single child would have σ = 0. W starts at a standard deviation of 0.1,
   so that this is about the variance of untrained votes, and responsibilities start soft. With the authors' 5e-4 they
   are almost 0 or 1 from the first step on.
 - β_u starts so that costs are about 0, whatever the sizes, and β_a at 0, so that activations start at about ½. The
   authors' values (0.5 to 2 for both) suit their convolutional layers and their λ.
-- No coordinates are added to the votes, which is for grids, and means are not damped between iterations.
+- Means are not damped between iterations. Coordinates are added to the votes by the layer (`ClassCaps`).
 - λ, the variance floor and the scale of W were compared in short trainings that were judged on 3,000 MNIST TEST
   digits, so MNIST test errors of these defaults are slightly optimistic until they are chosen on validation digits.
 - Poses may be vectors as well as matrices: the equations see a vote as a list of numbers. Lower activations default to
@@ -139,7 +140,7 @@ class EMRouting(Routing):
             new = (one + S.unsqueeze(-1) * mean) / total
             shift = new - mean
             variance = (two - 2 * shift * one + S.unsqueeze(-1) * shift.square()) / total + FLOOR
-            fitted = self.activate(new, variance, self.share(S, u.shape[1]), self.options.temperature(t))
+            fitted = self.activate(new, variance, self.share(S, u.shape[1] / W.shape[1]), self.options.temperature(t))
             k = fitted.log_activation - 0.5 * (2 * math.pi * variance).log().sum(-1)
             mean, precision = new, 1 / variance
         return Routed(fitted.mean, fitted.activation)
@@ -150,8 +151,9 @@ class EMRouting(Routing):
         last = self.options.iterations - 1
         steps: list[tuple[Tensor, ...]] = []
         R = parents.softmax(torch.zeros_like(u_hat[..., 0]))
+        capacity = R.sum(1)
         for t in range(last + 1):
-            fitted = self.m_step(u_hat, R * a.unsqueeze(-1), self.options.temperature(t))
+            fitted = self.m_step(u_hat, R * a.unsqueeze(-1), capacity, self.options.temperature(t))
             steps.append((R, fitted.mean, fitted.activation, fitted.variance))
             if t < last:
                 R = parents.softmax(fitted.log_activation.unsqueeze(1) + self.log_density(u_hat, fitted))
@@ -161,13 +163,13 @@ class EMRouting(Routing):
         history = Trace(couplings, outputs, activations, u_hat, variances=variances)
         return Routed(fitted.mean, fitted.activation, history)
 
-    def m_step(self, u_hat: Tensor, r: Tensor, inverse_temperature: float) -> Gaussians:
-        """Fit the Gaussians to votes (b, i, j, q) with weights r (b, i, j)."""
+    def m_step(self, u_hat: Tensor, r: Tensor, capacity: Tensor, inverse_temperature: float) -> Gaussians:
+        """Fit the Gaussians to votes (b, i, j, q) with weights r (b, i, j); capacity (b, j) is as in `share`."""
         S = r.sum(1)  # b j
         weight = r / (S.unsqueeze(1) + NOBODY)
         mean = torch.einsum("bij,bijq->bjq", weight, u_hat)
         variance = self.variance(weight, u_hat, mean)
-        return self.activate(mean, variance, self.share(S, r.shape[1]), inverse_temperature)
+        return self.activate(mean, variance, self.share(S, capacity), inverse_temperature)
 
     def activate(self, mean: Tensor, variance: Tensor, share: Tensor, inverse_temperature: float) -> Gaussians:
         """a_j from the cost of describing what parent j receives by its Gaussian."""
@@ -179,9 +181,9 @@ class EMRouting(Routing):
         """σ² with its floor, of votes whose weights sum to 1."""
         return torch.einsum("bij,bijq->bjq", weight, (u_hat - mean.unsqueeze(1)).square()) + FLOOR
 
-    def share(self, S: Tensor, lower: int) -> Tensor:
-        """S_j in units of what every parent receives when all children are active and divide themselves equally."""
-        return S * (S.shape[1] / lower)
+    def share(self, S: Tensor, capacity: Tensor | float) -> Tensor:
+        """S_j in units of what the parent receives when all children are active and divide themselves equally."""
+        return S / capacity
 
     def log_density(self, u_hat: Tensor, fitted: Gaussians) -> Tensor:
         """ln p_ij (b, i, j) of votes (b, i, j, q): the log of a product of one-dimensional Gaussians."""

@@ -107,8 +107,9 @@ class VBRouting(Routing):
             if t:
                 R = parents.softmax(log_rho(u_hat, steps[-1][1]))
             steps.append((R, update(u_hat, R * a.unsqueeze(-1))))
-        earlier = [self.activate(posterior) for _, posterior in steps[:-1]] if trace else []
-        pose, activation = steps[-1][1].mean, self.activate(steps[-1][1], last=True)
+        earlier = [self.activate(weighted_entropy(posterior)) for _, posterior in steps[:-1]] if trace else []
+        pose, activation = steps[-1][1].mean, weighted_entropy(steps[-1][1])
+        activation = activation if parents.partial else self.over_batch(activation)
         if not trace:
             return Routed(pose, activation)
         outputs, variances = (
@@ -117,9 +118,12 @@ class VBRouting(Routing):
         couplings, activations = torch.stack([R for R, _ in steps]), torch.stack([*earlier, activation])
         return Routed(pose, activation, Trace(couplings, outputs, activations, u_hat, variances=variances))
 
-    def activate(self, posterior: Posterior, last: bool = False) -> Tensor:
-        """a_j (b, j). Running statistics are those of the last iteration."""
-        weighted = posterior.log_pi.exp() * entropy(posterior)
+    def over_batch(self, activations: Tensor) -> Tensor:
+        """a_j from exp E[ln π_j] · H_j of the last iteration, which running statistics follow. (…, j) → (…, j)."""
+        return self.activate(activations.flatten(0, -2), last=True).view_as(activations)
+
+    def activate(self, weighted: Tensor, last: bool = False) -> Tensor:
+        """a_j (b, j) from exp E[ln π_j] · H_j."""
         beta_u, beta_a = at_least_float32(self.beta_u), at_least_float32(self.beta_a)
         return (beta_a - beta_u * self.norm(weighted, last)).sigmoid()
 
@@ -153,6 +157,11 @@ def log_rho(u_hat: Tensor, posterior: Posterior) -> Tensor:
     constant = log_precision - math.log(2 * math.pi) - 1 / kappa.unsqueeze(-1)
     distance = (nu.unsqueeze(-1) * psi).unsqueeze(1) * (u_hat - mean.unsqueeze(1)).square()
     return log_pi.unsqueeze(1) + 0.5 * (constant.unsqueeze(1) - distance).sum(-1)
+
+
+def weighted_entropy(posterior: Posterior) -> Tensor:
+    """exp E[ln π_j] · H_j (b, j)."""
+    return posterior.log_pi.exp() * entropy(posterior)
 
 
 def entropy(posterior: Posterior) -> Tensor:
