@@ -84,7 +84,7 @@ def test_a_verdict_needs_an_interval_that_excludes_zero() -> None:
 
 
 def test_one_seed_decides_nothing() -> None:
-    assert "too close to call: em" in verdict("MNIST", [record(CONTROL, 0, 9.0), record("em", 0, 1.0)])
+    assert "Too close to call: em" in verdict("MNIST", [record(CONTROL, 0, 9.0), record("em", 0, 1.0)])
 
 
 def test_it_runs_and_no_rate_is_chosen_on_the_test_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

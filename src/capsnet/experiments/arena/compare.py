@@ -83,7 +83,7 @@ class Arena(Experiment):
             if group[0].shown["routing"] != CONTROL and apart:
                 interval = figures.Interval(group[0].shown["routing"], apart, mean_interval(apart))
                 panels.setdefault(group[0].shown["data"], []).append(interval)
-        note = f"Test error minus that of {CONTROL} with the same seed (left is better): mean, 95 % interval, seeds as dots."
+        note = f"Test error minus that of {CONTROL} with the same seed, left is better: mean, 95 % interval, seeds."
         return {"arena": figures.intervals(self.title, note, panels, "percentage points")} if panels else {}
 
 
