@@ -13,7 +13,6 @@ reported; compare the ratios, not the absolute times.
 from __future__ import annotations
 
 import json
-import math
 import os
 import platform
 import statistics
@@ -22,7 +21,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -41,6 +39,7 @@ from capsnet.models.capsnet import CapsNet, describe_routing
 from capsnet.models.config import CapsNetConfig
 from capsnet.models.registry import build
 from capsnet.nn.functional import one_hot
+from capsnet.nn.layers import DenseCaps
 from capsnet.routing.options import DynamicOptions
 from capsnet.timing import timed
 from capsnet.train import loop
@@ -366,21 +365,26 @@ def spread(values: list[float]) -> dict[str, float]:
 
 def multiply_adds(config: CapsNetConfig) -> int:
     """Multiply-adds of the forward pass of one image by the paper's equations (convolutions, votes, decoder)."""
-    c, h, w = config.image_shape
-    total, channels = 0, c
-    outs = [*config.stem_channels, config.primary_types * config.primary_dim]
-    sizes = zip(
-        outs, [*config.stem_kernels, config.primary_kernel], [*config.stem_strides, config.primary_stride], strict=True
-    )
-    for depth, (out, kernel, stride) in enumerate(sizes):
-        h, w = (h - kernel) // stride + 1, (w - kernel) // stride + 1
-        branches, trunk = getattr(config, "branches", 1), getattr(config, "trunk", 0)
-        seen = channels // (branches if depth > trunk else 1)
-        total, channels = total + h * w * out * seen * kernel**2, out
-    votes = h * w * config.primary_types * config.num_classes * config.class_dim // getattr(config, "branches", 1)
-    total += votes * config.primary_dim + 2 * getattr(config.routing, "iterations", 1) * votes
-    widths = [config.num_classes * config.class_dim, *config.decoder, math.prod(config.image_shape)]
-    return total + sum(a * b for a, b in pairwise(widths)) * bool(config.decoder)
+    model = build(config, device=torch.device("meta"))
+    count = sum(map(layer_multiply_adds, model.modules()))
+    convolutions = list[int]()
+
+    def on_convolution(layer: nn.Module, _: object, output: Tensor) -> None:
+        convolutions.append(output[0, 0].numel() * cast(Tensor, layer.weight).numel())
+
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            module.register_forward_hook(on_convolution)
+    model(torch.empty(1, *config.image_shape, device="meta"))
+    return count + sum(convolutions)
+
+
+def layer_multiply_adds(layer: nn.Module) -> int:
+    """Multiply-adds of a layer whose size does not depend on the image: votes and routing, or a matrix."""
+    if isinstance(layer, DenseCaps):
+        votes = layer.lower * layer.upper * layer.upper_dim
+        return votes * layer.lower_dim + 2 * getattr(layer.routing.options, "iterations", 1) * votes
+    return layer.weight.numel() if isinstance(layer, nn.Linear) else 0
 
 
 def share_of_peak(case: Case, result: dict[str, Any]) -> dict[str, float]:

@@ -23,6 +23,7 @@ from capsnet.models.base import Model
 from capsnet.models.branched import BranchedConfig
 from capsnet.models.config import CapsNetConfig, CNNConfig, ModelConfig
 from capsnet.models.registry import build
+from capsnet.models.resnet import ResNetConfig
 from capsnet.routing.options import DynamicOptions
 
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -44,11 +45,16 @@ STACKED = replace(
 ONCE = replace(
     TINY, shared=True, stem_norm=False, image_shape=(3, 20, 24), routing=DynamicOptions(iterations=1, leaky=True)
 )
+RESIDUAL = replace(
+    TINY, image_shape=(3, 20, 24), stem="residual", stem_channels=(6, 8), stem_kernels=(5, 3), stem_strides=(1, 2)
+)
 NETWORKS: dict[str, tuple[ModelConfig, bool]] = {  # with whether the model is multi-label
     "norm": (replace(TINY, routing=DynamicOptions(bias=True)), False),
     "stacked": (STACKED, False),
     "once": (ONCE, True),
     "branched": (BRANCHED, False),
+    "residual": (RESIDUAL, False),
+    "resnet": (ResNetConfig((3, 20, 24), 4, (5, 6), (3, 3), (1, 2)), False),
     "cnn": (CNNConfig((1, 12, 12), 4, (5, 6), (3, 3), (2, 1), (8,)), False),
     "several": (CNNConfig((1, 12, 12), 4, (5,), (3,), (2,), (8,)), True),
 }

@@ -103,6 +103,17 @@ def test_values_and_gradients_are_those_of_plain_convolution(
     agree(lambda *a: conv2d(*a, stride=stride), lambda *a: F.conv2d(*a, stride=stride), inputs)
 
 
+@pytest.mark.parametrize(("stride", "padding", "ours"), [(1, 1, True), (2, 2, True), (1, 1, False), (2, 1, False)])
+def test_padding_changes_nothing_but_the_border(
+    monkeypatch: pytest.MonkeyPatch, stride: int, padding: int, ours: bool
+) -> None:
+    monkeypatch.setattr(dispatch, "SMALL", 0)
+    monkeypatch.setattr(dispatch, "best_tile", lambda b, c, o, out, *_: out if ours else None)
+    inputs = tensors(3, 4, 5, 11, 14, 3, 3)
+    options = {"stride": stride, "padding": padding}
+    agree(lambda *a: conv2d(*a, **options), lambda *a: F.conv2d(*a, **options), inputs, ours=ours)
+
+
 @pytest.mark.parametrize(("tile", "stride"), sample(4, [(1, 1), (2, 3), (4, 4), (5, 7)], [1, 2]))
 def test_tiles_that_do_not_fit_evenly_change_nothing(
     monkeypatch: pytest.MonkeyPatch, tile: tuple[int, int], stride: int

@@ -30,7 +30,7 @@ from capsnet.io import checkpoint
 from capsnet.lab import protocol
 from capsnet.lab.hand import SEED, by_hand, offers
 from capsnet.lab.security import CSP, Guard
-from capsnet.models.capsnet import CapsNet, receptive_field
+from capsnet.models.capsnet import CapsNet
 from capsnet.nn.functional import lengths
 from capsnet.routing.base import ALL, ROUTINGS, Parents, Routed, Routing, Sizes
 from capsnet.routing.dynamic import DynamicRouting, dynamic_routing
@@ -106,7 +106,7 @@ def test_the_models_are_described(lab: Running, model: CapsNet) -> None:
 
 
 def test_a_primary_capsule_sees_what_its_receptive_field_says(model: CapsNet) -> None:
-    field = receptive_field(model.config)
+    field = model.shown()["receptive"]
     y, x = 1, 2
     image = torch.rand(1, 1, 28, 28, requires_grad=True)
     capsules = model.primary(model.stem(image)).unflatten(1, (*model.grid, model.config.primary_types))

@@ -19,7 +19,7 @@ from typing import Any
 import safetensors
 import safetensors.torch
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from capsnet import plugins
 from capsnet.errors import UserError, unknown
@@ -138,11 +138,15 @@ def save_model(path: Path, model: Model, certificate: Certificate) -> None:
         "certificate": certificate.to_json(),
         "plugins": plugins.needs(plugins_of(model.config)),
     }
+    if model.given_stem:
+        record["stem"] = model.given_stem
     write_tensors(path, model.state_dict(), record)
 
 
-def load(path: str | Path, device: str | torch.device = "cpu") -> Model:
+def load(path: str | Path, device: str | torch.device = "cpu", *, stem: nn.Module | None = None) -> Model:
     """A trained model in evaluation mode: a model name, a run folder or a .safetensors file.
+
+    A model with a stem that was given in Python needs such a module again as `stem`; its weights are replaced.
 
     >>> model = load("runs/demo")  # doctest: +SKIP
     >>> model.predict(images).labels  # doctest: +SKIP
@@ -151,10 +155,10 @@ def load(path: str | Path, device: str | torch.device = "cpu") -> Model:
     tensors, record = read_tensors(file)
     if "model" not in record:
         raise UserError(f"{file} contains the state of a run, not a model: `capsnet train --resume` continues it.")
-    require_plugins(record, file)
+    require_parts(record, file, stem)
     try:
         # on the meta device, so that a damaged header cannot ask for memory and no random number is drawn
-        model = build(model_from_dict(record["model"]), device=torch.device("meta"))
+        model = build(model_from_dict(record["model"]), stem=stem, device=torch.device("meta"))
     except (ValueError, TypeError, RuntimeError, ArithmeticError, MemoryError) as error:
         raise UserError(f"{file} does not describe a network that can be built: {error}") from None
     check_record(record, model.config.num_classes, file)
@@ -164,9 +168,14 @@ def load(path: str | Path, device: str | torch.device = "cpu") -> Model:
     return model.to(device).eval()
 
 
-def require_plugins(record: dict[str, Any], file: Path) -> None:
-    """Refuse a model whose plugins are missing, and say which."""
+def require_parts(record: dict[str, Any], file: Path, stem: nn.Module | None = None) -> None:
+    """Refuse a model whose plugins or whose stem is missing, and say which."""
     plugins.require(record.get("plugins", []), (MODELS, ROUTINGS), str(file))
+    if stem is None and "stem" in record:
+        raise UserError(
+            f"{file} contains the weights of a stem that was given in Python ({record['stem']}), but not its code: "
+            f"load it with capsnet.load(…, stem=module), where module is such a stem."
+        )
 
 
 def check_record(record: dict[str, Any], num_classes: int, file: Path) -> None:

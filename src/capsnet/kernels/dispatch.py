@@ -168,15 +168,18 @@ def choose_tile(x: Tensor, size: tuple[int, ...], weight: Tensor, stride: int) -
     return best_tile(b, c, o, (sides[0], sides[1]), (sides[2], sides[3]), stride, training)
 
 
-def _plain(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int) -> Tensor:
-    if not enabled() or x.device.type != "cpu" or x.dtype == torch.float64 or not wants_bf16(x):
-        return F.conv2d(x, weight, bias, stride)
+def _plain(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: int) -> Tensor:
+    cpu = enabled() and x.device.type == "cpu" and x.dtype != torch.float64
+    if cpu and x.dim() == 4 and (padding or (wants_bf16(x) and has_bf16())):
+        # padded and bfloat16 convolutions are fastest channels last; what comes after one is so already
+        x = x.contiguous(memory_format=torch.channels_last)
+    if not cpu or not wants_bf16(x):
+        return F.conv2d(x, weight, bias, stride, padding)
     if has_bf16():
-        if x.dim() == 4:  # bfloat16's own convolutions want channels last; what comes after one is so already
-            x = x.contiguous(memory_format=torch.channels_last)
-        return F.conv2d(x, weight, bias, stride).to(x.dtype)
+        return F.conv2d(x, weight, bias, stride, padding).to(x.dtype)
     with torch.autocast("cpu", enabled=False):
-        return F.conv2d(x.float(), weight.float(), None if bias is None else bias.float(), stride).to(x.dtype)
+        full = None if bias is None else bias.float()
+        return F.conv2d(x.float(), weight.float(), full, stride, padding).to(x.dtype)
 
 
 def patches_pay(x: Tensor, weight: Tensor, stride: int) -> bool:
@@ -205,8 +208,8 @@ def _patches(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int) -> Ten
     return y.unflatten(0, patches.shape[:3]).permute(0, 3, 1, 2)
 
 
-def conv2d(x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: int = 1) -> Tensor:
-    """F.conv2d without padding, by the fastest of three ways: (b, c, h, w), (o, c, kh, kw) → (b, o, h', w').
+def conv2d(x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: int = 1, padding: int = 0) -> Tensor:
+    """F.conv2d by the fastest of three ways: (b, c, h, w), (o, c, kh, kw) → (b, o, h', w').
 
     The bilinear form is taken on CPUs, for float32 and bfloat16, where `best_tile` estimates from multiply-adds and
     memory traffic that it is faster. Otherwise single images with large kernels take a product over patches
@@ -218,9 +221,12 @@ def conv2d(x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: int = 
     squash and routing need it. Emulated bfloat16 would be four times slower, so other processors compute in float32 by
     a form with fewer products and errors near 1e-4 (those of bfloat16 are near 1e-2).
     """
-    tile = choose_tile(x, x.shape, weight, stride)
+    size = (*x.shape[:2], *(side + 2 * padding for side in x.shape[2:]))
+    tile = choose_tile(x, size, weight, stride)
     if tile is None:
-        return (_patches if patches_pay(x, weight, stride) else _plain)(x, weight, bias, stride)
+        patches = not padding and patches_pay(x, weight, stride)
+        return _patches(x, weight, bias, stride) if patches else _plain(x, weight, bias, stride, padding)
+    x = F.pad(x, [padding] * 4) if padding else x
     return convolution.bilinear_conv2d(x, weight, bias, stride, tile, precision_for(x))
 
 
@@ -268,6 +274,15 @@ def in_bf16(stem: nn.Sequential, images: Tensor) -> Tensor:
     if not cpu or precision_for(images) != "bf16":
         return stem(images)
     return stem(images.to(torch.bfloat16, memory_format=torch.channels_last)).float()
+
+
+def without_emulation(module: nn.Module, x: Tensor) -> Tensor:
+    """module(x) for a module of ordinary layers, in float32 where autocast would have to emulate bfloat16."""
+    emulated = enabled() and x.device.type == "cpu" and precision_for(x) == "rough" and x.dtype == torch.float32
+    if not emulated:
+        return module(x).to(x.dtype)
+    with torch.autocast("cpu", enabled=False):
+        return module(x)
 
 
 # --- Routing ----------------------------------------------------------------------------------------------

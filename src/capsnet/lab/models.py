@@ -56,7 +56,7 @@ class Entry:
             raise UserError(f"{self.file} cannot be read ({error}): restore it or train it again.") from None
         if not isinstance(record, dict) or "model" not in record:
             raise UserError(f"{self.file} contains no model: give a run folder, a .safetensors file or a model name.")
-        checkpoint.require_plugins(record, self.file)
+        checkpoint.require_parts(record, self.file)
         checkpoint.check_record(record, model_from_dict(record["model"]).num_classes, self.file)
         return record
 

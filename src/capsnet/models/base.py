@@ -61,6 +61,8 @@ class Model(nn.Module):
     default_loss: ClassVar[str] = "margin"
     first_convolution: str = ""
     """Name of the weight that reads the image channels, so that `--init` can adapt it to grey or colour images."""
+    given_stem: str = ""
+    """Class of a stem that was given in Python, whose code a checkpoint lacks."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()

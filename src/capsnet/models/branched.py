@@ -18,9 +18,10 @@ from torch import Tensor, nn
 
 from capsnet.errors import UserError
 from capsnet.models.base import Model, Output
-from capsnet.models.capsnet import CapsNet, build_decoder, build_stem, grid_size
+from capsnet.models.capsnet import CapsNet, build_decoder
 from capsnet.models.config import CapsNetConfig, LossConfig
 from capsnet.models.registry import register
+from capsnet.models.stem import build_stem, grid_size
 from capsnet.nn.functional import lengths
 from capsnet.ranges import WIDEST, check_range
 from capsnet.routing.base import ROUTINGS, Trace
@@ -39,6 +40,7 @@ class BranchedConfig(CapsNetConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.check_trained_convolutions()
         check_range(self, 1, WIDEST, "branches")
         check_range(self, 0, WIDEST, "trunk")
 

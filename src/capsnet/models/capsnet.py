@@ -1,6 +1,7 @@
-"""The capsule network of section 4: convolutional stem → PrimaryCaps → DenseCaps → Decoder.
+"""The capsule network of section 4: stem → PrimaryCaps → DenseCaps → Decoder.
 
 With the default config it is the paper's network for MNIST (Fig. 1 and 2); every size is a field of the config.
+The stem may also be residual, or any module (`capsnet.models.stem`).
 """
 
 from __future__ import annotations
@@ -8,19 +9,27 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor, nn
 
-from capsnet.errors import UserError
 from capsnet.kernels import dispatch
 from capsnet.models.base import Model, Output, describe_image
 from capsnet.models.config import CapsNetConfig
 from capsnet.models.registry import register
+from capsnet.models.stem import (
+    build_stem,
+    describe_stem,
+    feature_shape,
+    grid_size,
+    measured_shape,
+    receptive_field,
+)
 from capsnet.nn.decoder import Decoder
 from capsnet.nn.functional import Capsules, lengths, mask
-from capsnet.nn.layers import Conv2d, DenseCaps, PrimaryCaps
+from capsnet.nn.layers import DenseCaps, PrimaryCaps
 
 
 @register("capsnet")
@@ -38,13 +47,26 @@ class CapsNet(Model):
     decoder: Decoder | None
 
     def __init__(
-        self, config: CapsNetConfig, *, device: torch.device | None = None, dtype: torch.dtype | None = None
+        self,
+        config: CapsNetConfig,
+        *,
+        stem: nn.Module | None = None,
+        device: torch.device | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(config)
-        self.grid = grid_size(config)
-        self.stem = build_stem(config, device, dtype)
+        super().__init__(config if stem is None else replace(config, stem="module"))
+        if stem is not None:
+            self.given_stem = f"{type(stem).__module__}.{type(stem).__qualname__}"
+        own = self.config.stem == "module"
+        if not own:
+            self.grid = grid_size(config)  # refuses sizes that do not fit before anything is built
+        self.stem = self.make_stem(device, dtype) if stem is None else stem
+        self.stem.requires_grad_(not config.freeze_stem)
+        features = measured_shape(self.stem, config.image_shape) if own else feature_shape(config)
+        if own:
+            self.grid = grid_size(config, features)
         self.primary = PrimaryCaps(
-            config.stem_channels[-1] if config.stem_channels else config.image_shape[0],
+            features[0],
             config.primary_types,
             config.primary_dim,
             config.primary_kernel,
@@ -56,6 +78,17 @@ class CapsNet(Model):
         )
         self.caps = nn.Sequential(*self._capsule_layers(device, dtype))
         self.decoder = build_decoder(config, device, dtype)
+
+    def make_stem(self, device: torch.device | None, dtype: torch.dtype | None) -> nn.Module:
+        """The stem of the config. A plugin's model overrides this and sets `stem: … = "module"` in its config."""
+        return build_stem(self.config, device, dtype)
+
+    def train(self, mode: bool = True) -> Self:
+        """A frozen stem stays in evaluation mode, so that its batch norms keep their statistics."""
+        super().train(mode)
+        if self.config.freeze_stem:
+            self.stem.eval()
+        return self
 
     def _capsule_layers(self, device: torch.device | None, dtype: torch.dtype | None) -> list[DenseCaps]:
         c = self.config
@@ -70,18 +103,26 @@ class CapsNet(Model):
 
     @property
     def first_convolution(self) -> str:  # type: ignore[override]
-        return "stem.0.weight" if len(self.stem) else "primary.conv.weight"
+        if self.config.stem == "module":
+            return ""
+        return "stem.0.weight" if self.config.stem_channels else "primary.conv.weight"
 
     def forward(self, images: Tensor, trace: bool = False, routing: Mapping[str, Any] | None = None) -> Output:
         """Activations, poses, primary capsules and, if asked, the trace of the class capsules' routing."""
         self.check(images)
-        primary = dispatch.primary_capsules(self.stem, self.primary, images)
+        primary = self.primary_capsules(images)
         if trace or routing:
             return self._routed(primary, trace, routing or {})
         capsules = self.caps(primary)  # called as modules, because hooks and pruning rely on that
         if isinstance(capsules, Capsules):
             return Output(capsules.activations, capsules.poses, primary)
         return Output(lengths(capsules), capsules, primary)
+
+    def primary_capsules(self, images: Tensor) -> Tensor:
+        """(b, c, h, w) → (b, i, p); the kernels know the layers of our own stems only."""
+        if self.config.stem == "module":
+            return self.primary(dispatch.without_emulation(self.stem, images))
+        return dispatch.primary_capsules(cast(nn.Sequential, self.stem), self.primary, images)
 
     def _routed(self, primary: Tensor, trace: bool, options: Mapping[str, Any]) -> Output:
         """The capsule layers with other options, or with the trace of the last one."""
@@ -110,12 +151,7 @@ class CapsNet(Model):
         return " → ".join(parts + ["decoder " + ", ".join(map(str, c.decoder))] * bool(c.decoder))
 
     def describe_stem(self) -> list[str]:
-        c, norm = self.config, ", batch norm" if self.config.stem_norm else ""
-        sizes = zip(c.stem_channels, c.stem_kernels, c.stem_strides, strict=True)
-        return [
-            f"convolution {kernel}×{kernel}, {channels}{f', stride {stride}' if stride > 1 else ''}{norm}"
-            for channels, kernel, stride in sizes
-        ]
+        return describe_stem(self.config, self.stem)
 
     def shown(self) -> dict[str, Any]:
         c = self.config
@@ -131,7 +167,7 @@ class CapsNet(Model):
             "shared": c.shared,
             "has_decoder": bool(c.decoder),
             "decoder": list(c.decoder),
-            "receptive": receptive_field(c),
+            "receptive": receptive_field(c, self.grid),
         }
 
     def by_class(self, name: str, tensor: Tensor) -> Tensor | None:
@@ -154,47 +190,6 @@ def describe_routing(config: CapsNetConfig) -> str:
     iterations = getattr(config.routing, "iterations", None)
     times = f", {iterations} iteration{'s' if iterations > 1 else ''}" if iterations else ""
     return f"{config.routing.algorithm} routing{times}"
-
-
-def receptive_field(config: CapsNetConfig) -> dict[str, int]:
-    """The capsule at (y, x) of the grid sees `size` rows from offset + stride·y on, and columns likewise."""
-    size, stride = 1, 1
-    kernels, strides = [*config.stem_kernels, config.primary_kernel], [*config.stem_strides, config.primary_stride]
-    for kernel, step in zip(kernels, strides, strict=True):
-        size += (kernel - 1) * stride
-        stride *= step
-    return {"size": size, "stride": stride, "offset": 0}
-
-
-def grid_size(config: CapsNetConfig) -> tuple[int, int]:
-    """Height and width of the primary capsules' grid; an image that is too small is refused here."""
-    if not len(config.stem_channels) == len(config.stem_kernels) == len(config.stem_strides):
-        raise UserError("stem_channels, stem_kernels and stem_strides need one number for each convolution.")
-    sides = list(config.image_shape[1:])
-    kernels, strides = [*config.stem_kernels, config.primary_kernel], [*config.stem_strides, config.primary_stride]
-    for kernel, stride in zip(kernels, strides, strict=True):
-        sides = [(side - kernel) // stride + 1 for side in sides]
-    if min(sides) < 1:
-        height, width = config.image_shape[1:]
-        raise UserError(
-            f"an image of {height}×{width} px is too small for kernels of {kernels} with strides {strides}: "
-            f"use larger images or smaller kernels."
-        )
-    return sides[0], sides[1]
-
-
-def build_stem(config: CapsNetConfig, device: torch.device | None, dtype: torch.dtype | None) -> nn.Sequential:
-    """Convolution, batch norm if asked for, ReLU; for each entry of the config."""
-    layers: list[nn.Module] = []
-    before, std = config.image_shape[0], 0.05 if config.init == "official" else None
-    bias = not config.stem_norm  # a norm removes any bias
-    for channels, kernel, stride in zip(config.stem_channels, config.stem_kernels, config.stem_strides, strict=True):
-        layers.append(Conv2d(before, channels, kernel, stride, bias, init_std=std, device=device, dtype=dtype))
-        if config.stem_norm:
-            layers.append(nn.BatchNorm2d(channels, device=device, dtype=dtype))
-        layers.append(nn.ReLU(inplace=True))
-        before = channels
-    return nn.Sequential(*layers)
 
 
 def build_decoder(config: CapsNetConfig, device: torch.device | None, dtype: torch.dtype | None) -> Decoder | None:

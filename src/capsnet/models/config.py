@@ -6,11 +6,15 @@ This module imports no torch. A model of a plugin subclasses `ModelConfig` in th
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, get_args
 
+from capsnet.errors import UserError, unknown
 from capsnet.nn.options import Init, MarginReduction
 from capsnet.ranges import MOST, WIDEST, check_range
 from capsnet.routing.options import DynamicOptions, RoutingOptions
+
+Stem = Literal["conv", "residual", "module"]
+STEMS = get_args(Stem)
 
 
 @dataclass(frozen=True)
@@ -30,7 +34,7 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class CapsNetConfig(ModelConfig):
-    """A capsule network: convolutional stem, primary capsules, class capsules by routing, decoder."""
+    """A capsule network: stem, primary capsules, class capsules by routing, decoder."""
 
     kind: ClassVar[str] = "capsnet"
 
@@ -41,7 +45,12 @@ class CapsNetConfig(ModelConfig):
     stem_strides: tuple[int, ...] = (1,)
     """Stride of each stem convolution."""
     stem_norm: bool = False
-    """Batch normalisation after each stem convolution (the paper has none)."""
+    """Batch normalisation after each stem convolution (the paper has none, a residual stem always)."""
+    stem: Stem = "conv"
+    """Layers before the primary capsules: convolutions as in the paper; residual, where every entry of the stem flags
+    but the first is a residual block with batch normalisation; or module, for one that is given in Python."""
+    freeze_stem: bool = False
+    """Do not train the stem, and keep the statistics of its batch normalisation; for a pretrained one."""
     primary_types: int = 32
     """Primary capsule types per position of the grid."""
     primary_dim: int = 8
@@ -69,10 +78,20 @@ class CapsNetConfig(ModelConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.stem not in STEMS:
+            raise unknown("stem", self.stem, STEMS)
         check_range(
             self, 1, WIDEST, "stem_channels", "stem_kernels", "stem_strides", "primary_types", "primary_dim",
             "primary_kernel", "primary_stride", "hidden_caps", "class_dim", "decoder",
         )  # fmt: skip
+
+    def check_trained_convolutions(self) -> None:
+        """For networks that build their own stem: refuse another one."""
+        if self.stem != "conv" or self.freeze_stem:
+            raise UserError(
+                f"the model {self.kind} always trains a convolutional stem: leave --model.stem and "
+                f"--model.freeze-stem out, or use --model capsnet."
+            )
 
 
 @dataclass(frozen=True)

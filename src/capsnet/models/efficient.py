@@ -18,9 +18,10 @@ from torch import Tensor, nn
 
 from capsnet.errors import UserError
 from capsnet.models.base import Model
-from capsnet.models.capsnet import CapsNet, build_decoder, grid_size
+from capsnet.models.capsnet import CapsNet, build_decoder
 from capsnet.models.config import CapsNetConfig
 from capsnet.models.registry import register
+from capsnet.models.stem import grid_size
 from capsnet.nn.layers import Conv2d
 from capsnet.routing.options import RoutingOptions
 from capsnet.routing.self_attention import SelfAttentionRouting, squash_exp
@@ -49,6 +50,7 @@ class EfficientConfig(CapsNetConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.check_trained_convolutions()
         channels = self.primary_types * self.primary_dim
         if self.stem_channels[-1:] != (channels,):
             raise UserError(

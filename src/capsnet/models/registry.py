@@ -7,7 +7,9 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
+from torch import nn
 
+from capsnet.errors import UserError
 from capsnet.models.base import Model
 from capsnet.models.config import ModelConfig
 from capsnet.records import from_json
@@ -23,6 +25,7 @@ MODELS: Registry[type[Model]] = Registry(
         "cnn": "capsnet.models.cnn",
         "branched": "capsnet.models.branched",
         "efficient": "capsnet.models.efficient",
+        "resnet": "capsnet.models.resnet",
     },
 )
 Class = TypeVar("Class", bound=type[Model])
@@ -39,10 +42,18 @@ def register(name: str) -> Callable[[Class], Class]:
     return add
 
 
-def build(config: ModelConfig, *, device: torch.device | None = None, dtype: torch.dtype | None = None) -> Model:
-    """The network that a config describes, with fresh weights."""
+def build(
+    config: ModelConfig,
+    *,
+    stem: nn.Module | None = None,
+    device: torch.device | None = None,
+    dtype: torch.dtype | None = None,
+) -> Model:
+    """The network that a config describes, with fresh weights; a capsule network also on a given stem."""
     make: Any = MODELS.get(config.kind)
-    return make(config, device=device, dtype=dtype)
+    if stem is not None and config.kind != "capsnet":
+        raise UserError(f"the model {config.kind} takes no stem: leave it out, or use the model capsnet.")
+    return make(config, device=device, dtype=dtype, **({} if stem is None else {"stem": stem}))
 
 
 def parameters(config: ModelConfig) -> int:

@@ -26,7 +26,7 @@ from capsnet.routing.options import RoutingOptions
 
 
 class Conv2d(nn.Conv2d):
-    """A convolution without padding that takes the fastest path for its shape (see `capsnet.kernels`)."""
+    """A convolution that takes the fastest path for its shape (see `capsnet.kernels`)."""
 
     def __init__(
         self,
@@ -36,12 +36,13 @@ class Conv2d(nn.Conv2d):
         stride: int = 1,
         bias: bool = True,
         *,
+        padding: int = 0,
         init_std: float | None = None,
         device: torch.device | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         self.init_std = init_std
-        super().__init__(in_channels, out_channels, kernel_size, stride, bias=bias, device=device, dtype=dtype)
+        super().__init__(in_channels, out_channels, kernel_size, stride, padding, bias=bias, device=device, dtype=dtype)
 
     def reset_parameters(self) -> None:
         """PyTorch's initialisation, or the authors' where `init_std` is given (biases 0.1)."""
@@ -52,7 +53,7 @@ class Conv2d(nn.Conv2d):
                 nn.init.constant_(self.bias, 0.1)
 
     def forward(self, x: Tensor) -> Tensor:
-        return dispatch.conv2d(x, self.weight, self.bias, self.stride[0])
+        return dispatch.conv2d(x, self.weight, self.bias, self.stride[0], int(self.padding[0]))
 
 
 class PrimaryCaps(nn.Module):

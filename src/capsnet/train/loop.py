@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from capsnet.data import Batch, Batches, Splits
 from capsnet.data import load as load_data
@@ -95,23 +96,26 @@ class Result:
     certificate: Certificate
 
 
-def start(config: Config, folder: Path) -> Run:
-    """Start a run in a new or empty folder."""
+def start(config: Config, folder: Path, *, stem: nn.Module | None = None) -> Run:
+    """Start a run in a new or empty folder; `stem` is the stem of a capsule network that is given in Python."""
     runs.check_free(folder)  # fail before the data are read; `claim` checks again
-    run = begin(config, folder)
+    run = begin(config, folder, stem)
     run.lock = runs.claim(folder)
     checkpoint.write_json(folder / runs.CONFIG_FILE, to_dict(run.config))
     run.save()
     return run
 
 
-def resume(folder: Path) -> Run:
-    """Resume a run from its last checkpoint, or from the start if it was killed before the first one."""
+def resume(folder: Path, *, stem: nn.Module | None = None) -> Run:
+    """Resume a run from its last checkpoint, or from the start if it was killed before the first one.
+
+    A run that was started with a `stem` needs such a module again.
+    """
     if not runs.can_go_on(folder) and not runs.has_finished(folder):
         raise UserError(f"there is no run to resume in {folder}.")
     lock = runs.Lock(folder)
     try:
-        run = reopen(folder)
+        run = reopen(folder, stem)
     except BaseException:
         lock.release()
         raise
@@ -119,20 +123,20 @@ def resume(folder: Path) -> Run:
     return run
 
 
-def reopen(folder: Path) -> Run:
+def reopen(folder: Path, stem: nn.Module | None = None) -> Run:
     """What `resume` does once the folder is locked."""
     state = folder / checkpoint.STATE_FILE
     if runs.has_finished(folder):
         raise UserError(f"the run in {folder} has finished: there is nothing to resume.")
     checkpoint.remove_leftovers(folder)
     if not state.exists() and not runs.read_metrics(folder):
-        run = begin(from_dict(checkpoint.read_json(folder / runs.CONFIG_FILE)), folder)
+        run = begin(from_dict(checkpoint.read_json(folder / runs.CONFIG_FILE)), folder, stem)
         run.save()
     else:
         tensors, record = checkpoint.read_tensors(state)
         if not all(isinstance(record.get(part), dict) for part in ("config", "state")):
             raise UserError(f"{state} contains no resumable run.")
-        run = prepare(from_dict(record["config"]), folder)
+        run = prepare(from_dict(record["config"]), folder, stem)
         if record.get("taught_by", {}) != run.taught_by:
             raise UserError(f"{run.config.teacher}, the teacher of the run in {folder}, has changed: start a new run.")
         if record.get("images", run.images) != run.images:
@@ -146,10 +150,10 @@ def reopen(folder: Path) -> Run:
     return run
 
 
-def begin(config: Config, folder: Path) -> Run:
+def begin(config: Config, folder: Path, stem: nn.Module | None = None) -> Run:
     """A run at its first step, with the weights of --init if given."""
     check_unseen(config, strict=False)
-    run = prepare(config, folder)
+    run = prepare(config, folder, stem)
     if config.init:
         run.model.loaded = report = start_from(run.model, config.init)
         run.origin = report.record()
@@ -164,7 +168,7 @@ def input_options(config: Config) -> dict[str, Any]:
     return {"image_size": config.image_size or None}
 
 
-def prepare(config: Config, folder: Path) -> Run:
+def prepare(config: Config, folder: Path, stem: nn.Module | None = None) -> Run:
     """Data, network and optimiser for a config; the seed determines all of them."""
     device = choose_device(config.device)
     with enough_memory(config):
@@ -186,7 +190,8 @@ def prepare(config: Config, folder: Path) -> Run:
         )
     with enough_memory(config):
         with own_randomness(config.seed, torch.device("cpu")):
-            model = build(config.model)
+            model = build(config.model, stem=stem)
+        config = replace(config, model=model.config)
         model = model.to(device)
         model.classes, model.multi_label = train.classes, train.multi_label
         batches = Batches(train.to(device), config.batch_size, config.seed, config.augment, epochs=config.epochs)
@@ -199,10 +204,10 @@ def prepare(config: Config, folder: Path) -> Run:
 
 
 def build_optimizer(model: Model, config: Config) -> torch.optim.Optimizer:
-    """Fused Adam or AdamW; no weight decay on biases and norms; an unused decoder is left out."""
+    """Fused Adam or AdamW; no weight decay on biases and norms; an unused decoder and a frozen stem are left out."""
     kind = torch.optim.AdamW if config.optimizer == "adamw" else torch.optim.Adam
     off = () if config.loss.reconstruction else ("decoder.",)
-    parameters = [p for name, p in model.named_parameters() if not name.startswith(off)]
+    parameters = [p for name, p in model.named_parameters() if p.requires_grad and not name.startswith(off)]
     decay = config.weight_decay if config.optimizer == "adamw" else 0.0  # Adam's would not be decoupled
     groups = [
         {"params": [p for p in parameters if p.dim() > 1], "weight_decay": decay},

@@ -147,8 +147,9 @@ function outlineReceptive(outline, canvas, lab) {
   if (!field) return;
   const [, height, width] = lab.model.image_shape;
   const map = fieldToCanvas(canvas, lab);
-  const left = field.x - width / 2, top = field.y - height / 2, size = field.size;
-  const corners = [[left, top], [left + size, top], [left + size, top + size], [left, top + size]];
+  const [left, right] = [field.x, field.x + field.size].map((x) => Math.min(Math.max(x, 0), width) - width / 2);
+  const [top, bottom] = [field.y, field.y + field.size].map((y) => Math.min(Math.max(y, 0), height) - height / 2);
+  const corners = [[left, top], [right, top], [right, bottom], [left, bottom]];
   set(outline, { points: corners.map(([x, y]) => apply(map, x, y).map((v) => v.toFixed(1)).join(",")).join(" ") });
 }
 
