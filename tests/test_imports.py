@@ -34,9 +34,10 @@ MAY_IMPORT = {
     "routing": {"errors", "lazy", "ranges", "registry", "nn.functional", "kernels"},
     "nn.decoder": {"errors", "kernels", "nn.initial", "nn.options"},
     "nn.layers": {"errors", "kernels", "routing", "nn.functional", "nn.initial", "nn.options"},
+    "nn.residual": {"errors", "nn.layers"},
     "data": {"errors", "lazy", "registry", "nn.functional"},
     "models": {"errors", "lazy", "ranges", "records", "registry", "kernels", "routing", "data"}
-    | {f"nn.{name}" for name in ("functional", "options", "losses", "layers", "decoder")},
+    | {f"nn.{name}" for name in ("functional", "options", "losses", "layers", "residual", "decoder")},
     "train.config": {"ranges", "data", "models"},
     "evaluate": {"errors", "nn.functional", "data", "models"},
     "io.records": {"errors", "records"},
