@@ -33,15 +33,14 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 from capsnet import __version__
 from capsnet.errors import UserError, unknown
-from capsnet.evaluate import evaluate
 from capsnet.io import checkpoint
 from capsnet.search.base import FAILURES, check_base, ingredients, reason
 from capsnet.search.space import Space, combinations, own_values, suggest
 from capsnet.search.storage import FOLDER, SQLITE, Turn, connect, shown, storage_errors
-from capsnet.timing import mean_seconds
 from capsnet.train import loop, runs
 from capsnet.train.config import Config
 from capsnet.train.loop import Run, Watcher
+from capsnet.train.pace import epochs_within
 from capsnet.train.records import to_dict
 
 PRUNERS = {
@@ -340,12 +339,7 @@ class Reporter(Watcher):
 
 def paced(config: Config, minutes: float, factor: float = 1.0) -> Config:
     """The config with as many epochs as fit into the time if each takes `factor` times what its first steps suggest."""
-    run = loop.prepare(config, Path())
-    with loop.enough_memory(config):
-        step = mean_seconds(lambda: loop.train_step(run), min(3 * minutes, 3 + minutes / 2, 30))
-        look = mean_seconds(lambda: evaluate(run.averaged_model().eval(), run.splits.validation), 0)
-    epochs = (60 * minutes / factor - 2 * look) / (len(run.batches) * step + look)  # two more looks come at the end
-    return replace(config, epochs=max(0.001, math.floor(1000 * epochs) / 1000))
+    return replace(config, epochs=epochs_within(minutes, loop.prepare(config, Path()), factor))
 
 
 def pace_factor(trials: Sequence[FrozenTrial], minutes: float) -> float:

@@ -33,10 +33,13 @@ class TrainingBar(Watcher):
         say(
             f"{run.config.preset} on {run.config.data}: {parameters:,} parameters, "
             f"{len(run.splits.train):,} training images, {epochs} of {len(run.batches)} steps "
-            f"on {run.device}, in {run.folder}"
+            f"{self.place(run)}"
         )
         self.progress.start()
         self.progress.update(self.task, total=run.steps, completed=run.step)
+
+    def place(self, run: Run) -> str:
+        return f"on {run.device}, in {run.folder}"
 
     def moved(self, run: Run) -> None:
         self.progress.update(self.task, completed=run.step)

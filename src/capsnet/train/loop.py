@@ -170,13 +170,20 @@ def input_options(config: Config) -> dict[str, Any]:
 
 def prepare(config: Config, folder: Path, stem: nn.Module | None = None) -> Run:
     """Data, network and optimiser for a config; the seed determines all of them."""
-    device = choose_device(config.device)
+    choose_device(config.device)  # fail before the data are read
     with enough_memory(config):
         splits = load_data(
             config.data, validation=config.validation, validation_choice=config.validation_choice,
             seed=config.seed, train_limit=config.train_limit, **input_options(config),
         )  # fmt: skip
-    train = splits.train
+    run = assemble(config, folder, splits)
+    run.images = fingerprint(splits, config.data)
+    return run
+
+
+def assemble(config: Config, folder: Path, splits: Splits) -> Run:
+    """Network and optimiser for data that are in memory already; `config.data` is only a name then."""
+    device, train = choose_device(config.device), splits.train
     if (config.patience or config.stop_at) and not len(splits.validation):
         raise UserError(
             f"early stopping (--patience, --stop-at) needs validation images, and {train.name} has none: "
@@ -196,7 +203,6 @@ def prepare(config: Config, folder: Path, stem: nn.Module | None = None) -> Run:
         model.classes, model.multi_label = train.classes, train.multi_label
         batches = Batches(train.to(device), config.batch_size, config.seed, config.augment, epochs=config.epochs)
     run = Run(folder, config, splits, model, build_optimizer(model, config), batches)
-    run.images = fingerprint(splits, config.data)
     if config.teacher:
         run.teacher = open_teacher(config.teacher, model)
         run.taught_by = {"model": config.teacher, "sha256": zoo.sha256(checkpoint.model_file(config.teacher))}
@@ -242,8 +248,7 @@ def train(run: Run, watchers: list[Watcher] | None = None) -> Result:
     """Train a run to the end, evaluate it once on the test set, and write model, metrics and results."""
     watchers = watchers or []
     with watched(run, watchers):
-        with stop_between_steps() as stop:
-            loop(run, watchers, stop)
+        train_weights(run, watchers)
         return finish(run, watchers)
 
 
@@ -253,11 +258,21 @@ def train_and_validate(run: Run, watchers: list[Watcher] | None = None) -> Evalu
     if not len(run.splits.validation):
         raise UserError(f"{run.splits.train.name} has no validation images to evaluate on: set --validation above 0.")
     with watched(run, watchers):
-        with stop_between_steps() as stop:
-            loop(run, watchers, stop)
-        model = run.finished_model().eval()
-        require_finite(run, model.state_dict())
-        return evaluate(model, run.splits.validation)
+        train_weights(run, watchers)
+        return evaluate(checked_model(run), run.splits.validation)
+
+
+def train_weights(run: Run, watchers: list[Watcher]) -> None:
+    """Run the remaining steps; a signal stops them after a complete one."""
+    with stop_between_steps() as stop:
+        loop(run, watchers, stop)
+
+
+def checked_model(run: Run) -> Model:
+    """The model to keep, in evaluation mode; refused if a weight is not finite."""
+    model = run.finished_model().eval()
+    require_finite(run, model.state_dict())
+    return model
 
 
 @contextmanager
@@ -383,8 +398,7 @@ def tell(run: Run, watchers: list[Watcher], record: dict[str, Any]) -> None:
 
 def finish(run: Run, watchers: list[Watcher]) -> Result:
     """Evaluate once on the test set, write results and model, and finally delete the state kept for resuming."""
-    model = run.finished_model().eval()
-    require_finite(run, model.state_dict())
+    model = checked_model(run)
 
     def on_batch(done: int, n: int) -> None:
         for watcher in watchers:
