@@ -17,14 +17,13 @@ Deviations:
   and activations saturate. Costs are then of the order of 1 instead of the order of I/J, and λ is larger than the
   authors' 0.01 by two orders of magnitude.
 - Σ_q is 16 times the mean over q, which for the paper's poses is the same, so that λ suits poses of any size.
-- 0.01 is added to σ², because a parent with a single child would have σ = 0. W starts at a standard deviation of 0.1,
-  so that this is about the variance of untrained votes, and responsibilities start soft. With the authors' 5e-4 they
-  are almost 0 or 1 from the first step on.
+- 0.03 is added to σ², because a parent with a single child would have σ = 0. W starts at a standard deviation of 0.3,
+  the authors' value for convolutional layers, so that this is about the variance of untrained votes, and
+  responsibilities start soft. With the authors' 5e-4 they are almost 0 or 1 from the first step on.
 - β_u starts so that costs are about 0, whatever the sizes, and β_a at 0, so that activations start at about ½. The
   authors' values (0.5 to 2 for both) suit their convolutional layers and their λ.
 - Means are not damped between iterations. Coordinates are added to the votes by the layer (`ClassCaps`).
-- λ, the variance floor and the scale of W were compared in short trainings that were judged on 3,000 MNIST TEST
-  digits, so MNIST test errors of these defaults are slightly optimistic until they are chosen on validation digits.
+- λ, the variance floor and the scale of W were chosen on validation images (research/em_defaults.py).
 - Poses may be vectors as well as matrices: the equations see a vote as a list of numbers. Lower activations default to
   the lengths of the poses.
 """
@@ -46,7 +45,7 @@ from capsnet.ranges import MOST, check_range
 from capsnet.routing.base import ALL, Parents, Routed, Routing, Sizes, Trace, check, lower_activations, register
 from capsnet.routing.options import IterativeOptions
 
-FLOOR = 0.01  # added to variances
+FLOOR = 0.03  # added to variances
 NOBODY = 1e-8  # a parent that receives no more than this has no mean of its own
 Moments = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
 DIMENSIONS = 16  # of the paper's poses
@@ -61,7 +60,7 @@ class EMOptions(IterativeOptions):
 
     iterations: int = 3
     """M-steps; training and evaluation should use the same number."""
-    inverse_temperature: float = 4.0
+    inverse_temperature: float = 8.0
     """λ: how sharply an activation depends on its cost; iteration t uses λ (1 − 0.95^(t+1))."""
 
     def __post_init__(self) -> None:
@@ -108,7 +107,7 @@ class EMRouting(Routing):
         self.beta_a = nn.Parameter(torch.empty(sizes.upper, device=device, dtype=dtype))
 
     def initial_std(self) -> float:
-        return 0.1
+        return 0.3
 
     def reset_parameters(self, init: str = "default") -> None:
         nn.init.constant_(self.beta_u, -0.5 * math.log((self.initial_std() * LENGTH) ** 2 + FLOOR))
