@@ -37,7 +37,7 @@ MAY_IMPORT = {
     "nn.residual": {"errors", "nn.layers"},
     "data": {"errors", "lazy", "registry", "nn.functional"},
     "models": {"errors", "lazy", "ranges", "records", "registry", "kernels", "routing", "data"}
-    | {f"nn.{name}" for name in ("functional", "options", "losses", "layers", "residual", "decoder")},
+    | {f"nn.{name}" for name in ("functional", "options", "losses", "layers", "conv", "residual", "decoder")},
     "train.config": {"ranges", "data", "models"},
     "evaluate": {"errors", "nn.functional", "data", "models"},
     "io.records": {"errors", "records"},

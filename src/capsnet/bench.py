@@ -101,7 +101,8 @@ class Case:
 
     def described(self) -> str:
         c, h, w = self.model.image_shape
-        return f"{c}×{h}×{w}, batch {self.batch}, {self.model.num_classes} classes, {describe_routing(self.model)}"
+        routing = describe_routing(self.model.routing)
+        return f"{c}×{h}×{w}, batch {self.batch}, {self.model.num_classes} classes, {routing}"
 
 
 # ---------------------------------------------------------------------------------------- inside a worker process

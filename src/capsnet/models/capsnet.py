@@ -30,6 +30,7 @@ from capsnet.models.stem import (
 from capsnet.nn.decoder import Decoder
 from capsnet.nn.functional import Capsules, lengths, mask
 from capsnet.nn.layers import DenseCaps, PrimaryCaps
+from capsnet.routing.options import RoutingOptions
 
 
 @register("capsnet")
@@ -147,7 +148,7 @@ class CapsNet(Model):
         parts = [describe_image(c.image_shape), *self.describe_stem()]
         parts.append(f"primary capsules: {c.primary_types} types of {c.primary_dim}-D on {self.grid[0]}×{self.grid[1]}")
         parts += [f"{number} capsules of {dim}-D" for number, dim in c.hidden_caps]
-        parts.append(f"{c.num_classes} class capsules of {c.class_dim}-D, {describe_routing(c)}")
+        parts.append(f"{c.num_classes} class capsules of {c.class_dim}-D, {describe_routing(c.routing)}")
         return " → ".join(parts + ["decoder " + ", ".join(map(str, c.decoder))] * bool(c.decoder))
 
     def describe_stem(self) -> list[str]:
@@ -163,6 +164,7 @@ class CapsNet(Model):
             "primary_dim": c.primary_dim,
             "class_dim": c.class_dim,
             "routed": c.hidden_caps[-1][0] if c.hidden_caps else height * width * c.primary_types,
+            "routed_grid": None if c.hidden_caps else [height, width],
             "routing": {"name": c.routing.algorithm, **dataclasses.asdict(c.routing)},
             "shared": c.shared,
             "has_decoder": bool(c.decoder),
@@ -182,14 +184,14 @@ class CapsNet(Model):
         return None if of_routing == name else layer.routing.by_class(of_routing, tensor)
 
 
-def describe_routing(config: CapsNetConfig) -> str:
+def describe_routing(routing: RoutingOptions) -> str:
     """
-    >>> describe_routing(CapsNetConfig())
+    >>> describe_routing(CapsNetConfig().routing)
     'dynamic routing, 3 iterations'
     """
-    iterations = getattr(config.routing, "iterations", None)
+    iterations = getattr(routing, "iterations", None)
     times = f", {iterations} iteration{'s' if iterations > 1 else ''}" if iterations else ""
-    return f"{config.routing.algorithm} routing{times}"
+    return f"{routing.algorithm} routing{times}"
 
 
 def build_decoder(config: CapsNetConfig, device: torch.device | None, dtype: torch.dtype | None) -> Decoder | None:

@@ -124,7 +124,8 @@ class LossConfig:
     """The loss: a classification loss, a weighted reconstruction loss and, with a teacher, a distillation loss."""
 
     kind: Literal["auto", "margin", "spread", "entropy"] = "auto"
-    """Classification loss: the model's own (margin for capsules, cross-entropy for a CNN), or the one named."""
+    """Classification loss: the model's own (margin for capsules, spread for the model `matrix`, cross-entropy for a
+    CNN), or the one named."""
     present: float = 0.9
     """m⁺ of the margin loss: a class that is present should be at least this long; also the final spread margin."""
     absent: float = 0.1

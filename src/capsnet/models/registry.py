@@ -26,6 +26,7 @@ MODELS: Registry[type[Model]] = Registry(
         "branched": "capsnet.models.branched",
         "efficient": "capsnet.models.efficient",
         "resnet": "capsnet.models.resnet",
+        "matrix": "capsnet.models.matrix",
     },
 )
 Class = TypeVar("Class", bound=type[Model])

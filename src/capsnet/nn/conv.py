@@ -142,15 +142,19 @@ class ConvCaps(nn.Module):
         routed = self.route(poses, a)
         return Capsules(routed.poses, routed.activations) if self.routing.own_activations else routed.poses
 
-    def route(self, poses: Tensor, a: Tensor | None = None) -> Routed:
-        """Route a grid of poses (b, h, w, n, p) with activations (b, h, w, n)."""
+    def route(self, poses: Tensor, a: Tensor | None = None, **options: Any) -> Routed:
+        """Route a grid of poses (b, h, w, n, p) with activations (b, h, w, n).
+
+        `options` replace those of the routing for this call only.
+        """
         self.check(poses)
+        routing = self.routing.with_options(**options) if options else self.routing
         poses, a = self.pad(poses, a)
         size = (poses.shape[1], poses.shape[2])
         parents = GridParents(size, self.kernel, self.stride, self.lower_types, self.padding)
-        parts = [self._chunk(*chunk, parents) for chunk in self.chunks(poses, a, len(parents.cell))]
+        parts = [self._chunk(routing, *chunk, parents) for chunk in self.chunks(poses, a, len(parents.cell))]
         poses, activations = (torch.cat(column) for column in zip(*parts, strict=True))
-        return Routed(poses, self.routing.over_batch(activations))
+        return Routed(poses, routing.over_batch(activations))
 
     def chunks(self, poses: Tensor, a: Tensor | None, positions: int) -> list[tuple[Tensor, Tensor | None]]:
         """Examples in chunks whose votes fit into `VOTE_BYTES`; an exported program takes batches of any size."""
@@ -160,16 +164,16 @@ class ConvCaps(nn.Module):
         size = max(1, VOTE_BYTES // votes)
         return list(zip(poses.split(size), [None] * len(poses) if a is None else a.split(size), strict=False))
 
-    def _chunk(self, poses: Tensor, a: Tensor | None, parents: GridParents) -> tuple[Tensor, Tensor]:
+    def _chunk(self, routing: Routing, poses: Tensor, a: Tensor | None, parents: GridParents) -> tuple[Tensor, Tensor]:
         if torch.is_grad_enabled() and not torch.compiler.is_exporting():
-            return checkpoint(self._route, poses, a, parents, use_reentrant=False, preserve_rng_state=False)
-        return self._route(poses, a, parents)
+            return checkpoint(self._route, routing, poses, a, parents, use_reentrant=False, preserve_rng_state=False)
+        return self._route(routing, poses, a, parents)
 
-    def _route(self, poses: Tensor, a: Tensor | None, parents: GridParents) -> tuple[Tensor, Tensor]:
+    def _route(self, routing: Routing, poses: Tensor, a: Tensor | None, parents: GridParents) -> tuple[Tensor, Tensor]:
         b, cell = poses.shape[0], parents.cell.to(poses.device)
         windows = poses.flatten(1, 2)[:, cell].flatten(2, 3).flatten(0, 1)  # (b·o, k·n, p)
         seen = None if a is None else a.flatten(1, 2)[:, cell].flatten(2, 3).flatten(0, 1)
-        routed = self.routing(windows, self.weight, seen, parents=parents)
+        routed = routing(windows, self.weight, seen, parents=parents)
         grid = (b, *parents.outputs)
         return routed.poses.unflatten(0, grid), routed.activations.unflatten(0, grid)
 

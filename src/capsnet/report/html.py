@@ -417,7 +417,8 @@ def one_routing(model: Model, dataset: Examples, evaluation: Evaluation) -> str:
     trace = model.predict(image[None], trace=True).trace
     assert trace is not None
     label = int(torch.where(evaluation.targets[example].bool(), evaluation.activations[example], -1.0).argmax())
-    grid = tuple(model.shown()["grid"]) if not model.config.hidden_caps else None
+    place = model.shown().get("routed_grid")
+    grid = (place[0], place[1]) if place else None
     figure = figures.routing(trace, evaluation.classes, true=label, image=image, grid=grid)
     alt = f"Couplings, capsule lengths and entropy over {len(trace.couplings)} routing iterations for one test image."
     caption = "Each capsule sends more of its output to the class whose pose agrees with its prediction."
