@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import copy
+import re
+import sys
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -370,3 +373,55 @@ def test_a_resnet_learns_and_loads_again(colours: Splits, tmp_path: Path) -> Non
     again = capsnet.load(tmp_path / "run")
     assert again.describe() == result.model.describe()
     assert "residual block 3×3, 6, stride 2 → average pooling → 3 outputs" in again.describe()
+
+
+# --- The guide ---------------------------------------------------------------------------------------------------
+
+GUIDE = Path(__file__).parents[2] / "docs" / "backbones.md"
+
+
+class StandIn(Backbone):
+    """What `timm.create_model` returns, as far as the guide uses it; ImageNet's colours."""
+
+    default_cfg = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}  # noqa: RUF012
+
+
+@pytest.mark.usefixtures("forget_plugins")
+def test_the_code_of_the_guide_runs_with_a_stand_in_for_timm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    *scripts, plugin = re.findall(r"^```python\n(.*?)^```", GUIDE.read_text(), re.DOTALL | re.MULTILINE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(loop, "load_data", lambda *_, **__: of_size(toys(), 32))
+    names: dict[str, Any] = {}
+    for script in scripts:
+        exec(script, names)
+    assert names["model"].given_stem == "torch.nn.modules.container.Sequential"
+
+    asked: list[bool] = []
+
+    def create_model(name: str, pretrained: bool, num_classes: int, global_pool: str) -> nn.Module:
+        assert (name, num_classes, global_pool) == ("resnet18", 0, "")
+        asked.append(pretrained)
+        return StandIn()
+
+    monkeypatch.setitem(sys.modules, "timm", SimpleNamespace(create_model=create_model))
+    (tmp_path / "timm_caps.py").write_text(plugin)
+    words = ["--plugin", "timm_caps.py", "--model", "timm", "--model.decoder", "--no-report", "--no-tensorboard"]
+    assert main(["train", *words, "--epochs", "1", "--batch-size", "8", "--out", "run"]) == 0
+    assert True in asked
+    asked.clear()
+    model = capsnet.load("run")
+    assert not any(asked)
+    assert model.grid == (8, 8)
+    assert not any(p.requires_grad for p in model.stem.parameters())
+    black = model.stem[0](torch.zeros(1, 3, 1, 1)).flatten()
+    torch.testing.assert_close(black, torch.tensor([-0.485 / 0.229, -0.456 / 0.224, -0.406 / 0.225]))
+
+
+def of_size(splits: Splits, side: int) -> Splits:
+    """The same images, enlarged by repetition and cut."""
+
+    def larger(part: Dataset) -> Dataset:
+        images = part.images.repeat_interleave(3, 2).repeat_interleave(3, 3)[..., :side, :side].contiguous()
+        return replace(part, images=images)
+
+    return Splits(*(larger(part) for part in (splits.train, splits.validation, splits.test)))
