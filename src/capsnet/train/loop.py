@@ -176,12 +176,12 @@ def prepare(config: Config, folder: Path, stem: nn.Module | None = None) -> Run:
             config.data, validation=config.validation, validation_choice=config.validation_choice,
             seed=config.seed, train_limit=config.train_limit, **input_options(config),
         )  # fmt: skip
-    run = assemble(config, folder, splits)
+    run = assemble(config, folder, splits, stem)
     run.images = fingerprint(splits, config.data)
     return run
 
 
-def assemble(config: Config, folder: Path, splits: Splits) -> Run:
+def assemble(config: Config, folder: Path, splits: Splits, stem: nn.Module | None = None) -> Run:
     """Network and optimiser for data that are in memory already; `config.data` is only a name then."""
     device, train = choose_device(config.device), splits.train
     if (config.patience or config.stop_at) and not len(splits.validation):
