@@ -14,7 +14,7 @@ from capsnet.lazy import exports
 if TYPE_CHECKING:
     from capsnet.errors import UserError
     from capsnet.io.checkpoint import load
-    from capsnet.io.transfer import create_model
+    from capsnet.io.transfer import create_model, list_models
     from capsnet.models.base import Model, Output, Prediction
     from capsnet.models.capsnet import CapsNet
     from capsnet.models.cnn import CNN
@@ -51,6 +51,7 @@ __all__ = [
     "create_model",
     "dynamic_routing",
     "lengths",
+    "list_models",
     "load",
     "load_plugin",
     "margin_loss",
@@ -64,7 +65,7 @@ __getattr__, __dir__ = exports(
     {
         "errors": ["UserError"],
         "io.checkpoint": ["load"],
-        "io.transfer": ["create_model"],
+        "io.transfer": ["create_model", "list_models"],
         "models.base": ["Model", "Output", "Prediction"],
         "models.capsnet": ["CapsNet"],
         "models.cnn": ["CNN"],

@@ -244,3 +244,20 @@ def test_a_mistake_with_init_is_one_sentence(
         assert "Traceback" not in error
     assert main(["evaluate", "quick-mnist", "--data", f"folder:{tuned[0]}"]) == 2
     assert "classes" in capsys.readouterr().err
+
+
+# --- Names as timm users type them -------------------------------------------------------------------------------
+
+
+def test_models_are_listed_by_patterns() -> None:
+    assert {"quick", "quick-mnist"} <= set(capsnet.list_models("quick*"))
+    assert capsnet.list_models(["best*", "fash*"], pretrained=True) == ["best-mnist", "fashion"]
+    assert "cnn" not in "".join(capsnet.list_models(exclude_filters="*cnn"))
+    assert capsnet.list_models("nothing*") == []
+
+
+def test_in_chans_is_another_word_for_channels() -> None:
+    model = create_model("quick-mnist", pretrained=True, num_classes=4, in_chans=3)
+    assert model.config.image_shape == (3, 28, 28)
+    with pytest.raises(UserError, match="mean the same"):
+        create_model("quick", channels=1, in_chans=3)

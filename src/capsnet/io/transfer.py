@@ -9,6 +9,7 @@ output as before; in the other direction they are summed.
 
 from __future__ import annotations
 
+import fnmatch
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -74,6 +75,7 @@ def create_model(
     classes: Sequence[str] | None = None,
     image_size: int | tuple[int, int] | None = None,
     channels: int | None = None,
+    in_chans: int | None = None,
     image_shape: tuple[int, int, int] | None = None,
     device: torch.device | None = None,
     dtype: torch.dtype | None = None,
@@ -82,6 +84,7 @@ def create_model(
 
     With `pretrained`, the weights of the trained model are copied wherever they fit; `model.loaded` reports where. A
     different number of classes needs new class capsules, except for `classes` that the trained model knows by name.
+    `in_chans` is timm's name for `channels`.
 
     >>> sum(p.numel() for p in create_model("paper").parameters())
     8215568
@@ -92,12 +95,31 @@ def create_model(
     config, named, multi_label = describe(name, source)
     known = classes is not None or num_classes in (None, config.num_classes)
     names = choose_classes(named, num_classes, classes)
-    shape = choose_shape(image_shape or config.image_shape, image_size, channels)
+    shape = choose_shape(image_shape or config.image_shape, image_size, choose_channels(channels, in_chans))
     model = build(replace(config, image_shape=shape, num_classes=len(names)), device=device, dtype=dtype)
     model.classes, model.multi_label = names, multi_label
     if source is not None:
         model.loaded = take_over(model, source, name, by_name=known)
     return model
+
+
+def list_models(
+    filter: str | Sequence[str] = "", pretrained: bool = False, exclude_filters: str | Sequence[str] = ()
+) -> list[str]:
+    """Names that `create_model` takes, presets and trained models, or only those with weights.
+
+    Filters are patterns with wildcards; a name is listed if it matches any of `filter` and none of `exclude_filters`.
+
+    >>> list_models("*mnist", pretrained=True, exclude_filters="expanded*")
+    ['best-mnist', 'multimnist', 'paper-mnist', 'quick-mnist']
+    """
+    wanted, unwanted = ([f] if isinstance(f, str) else list(f) for f in (filter or "*", exclude_filters))
+    every = {*zoo.names(), *(() if pretrained else PRESETS)}
+    return sorted(name for name in every if matches(name, wanted) and not matches(name, unwanted))
+
+
+def matches(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def open_trained(name: str) -> Model:
@@ -137,6 +159,13 @@ def choose_shape(
     """(c, h, w) with the given size and number of channels, if any."""
     height, width = (size, size) if isinstance(size, int) else size or shape[1:]
     return shape[0] if channels is None else channels, height, width
+
+
+def choose_channels(channels: int | None, in_chans: int | None) -> int | None:
+    """The number of channels under either of its names."""
+    if None not in (channels, in_chans) and channels != in_chans:
+        raise UserError(f"channels={channels} and in_chans={in_chans} mean the same: give one of them.")
+    return in_chans if channels is None else channels
 
 
 def starting_from(config: Config, name: str) -> Config:
