@@ -194,7 +194,7 @@ from capsnet.data.sources import cache
 print("ready", flush=True)
 while True:
     for letter in b"ab":
-        cache._write(Path(sys.argv[1]), bytes([letter]) * 3_000_000)
+        cache.write(Path(sys.argv[1]), bytes([letter]) * 3_000_000)
 """
 
 

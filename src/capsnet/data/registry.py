@@ -39,6 +39,7 @@ DATASETS: Registry[DatasetInfo] = Registry(
         "affine-mnist": "capsnet.data.synthetic.affine",
         "affnist": "capsnet.data.affnist",
         "parts": "capsnet.data.synthetic.parts",
+        "viewpoints": "capsnet.data.synthetic.viewpoints",
         "folder": "capsnet.data.folder",
         "csv": "capsnet.data.folder",
     },
@@ -63,7 +64,7 @@ class DatasetInfo:
     labels_per_image: int | None = 1
     """None if it varies. An options class may override it with a property of this name."""
     options: type | None = None
-    """Dataclass of the options after the colon, such as `multimnist:canvas=56`; each field is an int or a float."""
+    """Dataclass of the options after the colon, such as `multimnist:canvas=56`; a field is an int, a float or a str."""
     takes_path: bool = False
     """Whether a path follows the colon instead, such as `folder:PATH`."""
     preset: str = "quick"
@@ -195,7 +196,7 @@ def parse(text: str) -> Spec:
 def _read_options(cls: type, name: str, text: str) -> Any:
     """An options dataclass from "canvas=56,shift=14"; missing options keep their defaults."""
     kinds = {option.name: get_type_hints(cls)[option.name] for option in fields(cls)}
-    values: dict[str, int | float] = {}
+    values: dict[str, Any] = {}
     for part in filter(None, text.split(",")):
         option, _, value = (word.strip() for word in part.partition("="))
         if option not in kinds:

@@ -112,13 +112,13 @@ def _fetch(source: Source, folder: Path, progress: bool | None, notice: Notice) 
     """Download a source into the cache, unless another process did while this one waited for the lock."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with _locked(folder, lambda: notice(f"Another process is downloading {source.title}; waiting for it.")):
+        with locked(folder, lambda: notice(f"Another process is downloading {source.title}; waiting for it.")):
             found = _read_cached(source, folder, lambda message: None)
             if len(found) < len(source.files):
                 _remove_leftovers(folder)
                 for name, data in _from_first_place(source, folder, progress, notice).items():
                     if name not in found:
-                        _write(folder / name, data)
+                        write(folder / name, data)
                         found[name] = np.frombuffer(bytearray(data), np.uint8)
             return found
     except OSError as error:
@@ -173,7 +173,7 @@ def _nothing_worked(source: Source, folder: Path, reasons: list[str]) -> str:
     )
 
 
-def _write(path: Path, data: bytes) -> None:
+def write(path: Path, data: bytes) -> None:
     """Write a file atomically: under another name, flushed to disk, then renamed."""
     partial = path.with_name(f".partial-{os.getpid()}-{path.name}")
     try:
@@ -205,7 +205,7 @@ def _remove_leftovers(folder: Path) -> None:
 
 
 @contextmanager
-def _locked(folder: Path, on_wait: Callable[[], None]) -> Iterator[None]:
+def locked(folder: Path, on_wait: Callable[[], None]) -> Iterator[None]:
     """Allow one process at a time; the system releases the lock of a process that dies."""
     try:
         import fcntl
