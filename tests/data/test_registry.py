@@ -39,7 +39,7 @@ def test_every_record_is_complete(name: str) -> None:
     for edges in info.measures.values():
         assert list(edges) == sorted(set(edges))
     for option in fields(info.options) if info.options else ():
-        assert option.type in ("int", "float")
+        assert option.type in ("int", "float", "str")
 
 
 def test_what_a_record_says_is_what_is_loaded() -> None:

@@ -6,9 +6,6 @@ needs scipy.
 
 from __future__ import annotations
 
-import importlib
-import struct
-import zlib
 from pathlib import Path
 
 import numpy as np
@@ -16,12 +13,12 @@ import torch
 from torch import Tensor
 
 from capsnet.data.examples import Dataset
+from capsnet.data.matlab import NotReadable, read_mat
 from capsnet.data.registry import DatasetInfo, Request, register
 from capsnet.data.splits import Splits, convert
 from capsnet.errors import UserError
 
 SIDE = 40
-MOST_BYTES = 2**30  # of one unpacked file; the largest original has 0.1 GB
 
 
 def load(request: Request) -> Splits[Dataset]:
@@ -40,14 +37,11 @@ def load(request: Request) -> Splits[Dataset]:
 def read_file(file: Path) -> tuple[Tensor, Tensor]:
     """Images uint8 (n, 1, 40, 40) and labels (n,) of one file."""
     try:
-        loadmat = importlib.import_module("scipy.io").loadmat
-    except ImportError:
-        raise UserError("affNIST needs scipy, which is not installed: pip install 'capsnet[affnist]'.") from None
-    check_size(file)
-    try:
-        data = loadmat(file, variable_names=["affNISTdata"])["affNISTdata"]
+        data = read_mat(file, ["affNISTdata"], "affNIST")["affNISTdata"]
         images, labels = (np.asarray(data[field][0, 0]) for field in ("image", "label_int"))
-    except Exception as error:  # scipy raises many kinds of errors for damaged files
+    except NotReadable as error:
+        raise not_affnist(file, str(error)) from None
+    except (KeyError, IndexError, ValueError) as error:
         raise not_affnist(file, f"{type(error).__name__}: {error}") from None
     labels = labels.ravel()
     if images.dtype != np.uint8 or images.ndim != 2 or images.shape != (SIDE * SIDE, len(labels)):
@@ -63,25 +57,6 @@ def not_affnist(file: Path, why: str) -> UserError:
         f"{file} does not have the format of affNIST ({' '.join(why.split())[:200]}): expected a MATLAB 5 file with a "
         f"structure affNISTdata that has image, uint8 (1600, n), and label_int (1, n)."
     )
-
-
-def check_size(file: Path) -> None:
-    """Refuse a file whose unpacked size is implausible; a few kB can claim gigabytes."""
-    if file.stat().st_size > MOST_BYTES:
-        raise not_affnist(file, f"it has {file.stat().st_size:,} bytes")
-    with file.open("rb") as content:
-        content.seek(128)  # the header; then each variable has its kind, its size and its bytes
-        while len(tag := content.read(8)) == 8:
-            kind, size = struct.unpack("<II", tag)
-            start = content.tell()
-            if kind == 15:  # compressed
-                try:
-                    inside = zlib.decompressobj().decompress(content.read(min(size, 4096)), 8)
-                except zlib.error as error:
-                    raise not_affnist(file, str(error)) from None
-                if len(inside) < 8 or struct.unpack("<II", inside)[1] > MOST_BYTES:
-                    raise not_affnist(file, "a variable is truncated or too large")
-            content.seek(start + size)
 
 
 def upright(images: Tensor) -> Tensor:

@@ -40,6 +40,8 @@ DATASETS: Registry[DatasetInfo] = Registry(
         "affnist": "capsnet.data.affnist",
         "parts": "capsnet.data.synthetic.parts",
         "viewpoints": "capsnet.data.synthetic.viewpoints",
+        "smallnorb": "capsnet.data.smallnorb",
+        "svhn": "capsnet.data.svhn",
         "folder": "capsnet.data.folder",
         "csv": "capsnet.data.folder",
     },

@@ -15,7 +15,7 @@ known (`Views.poses`).
     viewpoints:held_out=1                validation images show the last training instance, which is not trained on
     viewpoints:every=3                   only every third elevation, azimuth and lighting: a small version for trials
 
-Toys are rendered on first use, which takes two minutes on one core, and cached: a file per toy with its SHA-256 at the
+Toys are rendered on first use, which takes 2.3 minutes on one core, and cached: a file per toy with its SHA-256 at the
 end.
 """
 
