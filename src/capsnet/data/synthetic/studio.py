@@ -66,6 +66,7 @@ def render(
 ) -> np.ndarray:
     """Stereo pairs of a toy at one azimuth: uint8 (elevations, lightings, 2, 96, 96).
 
+    >>> from capsnet.data.synthetic.toys import toy
     >>> render(toy(4, 0), [30, 50], azimuth=40).shape
     (2, 6, 2, 96, 96)
     """
