@@ -35,6 +35,7 @@ SMALL = 2**15  # elements; smaller inputs go to F.conv2d at once, because choosi
 FEW_PLACES, MANY_TAPS, MANY_WEIGHTS = 150, 49, 2**20  # where one product over patches beats F.conv2d: measured
 LARGE_VOTES = 1 << 30  # bytes; the plain form of routing holds several times as much
 FEWEST_EXAMPLES = 8  # the fused routing loops take sixteen examples at a time and win from half of that on
+FEWEST_GRID_VOTES = 200_000
 
 # --- The switch -------------------------------------------------------------------------------------------
 
@@ -345,3 +346,36 @@ def em_moments(u: Tensor, W: Tensor) -> Any:
     from capsnet.kernels import em
 
     return None if em.fused() is None else em.moments
+
+
+def windows_of(cell: Tensor, filled: Tensor, cells: int) -> Any:
+    """The windows that see each cell of a grid: see `capsnet.kernels.grid.Windows`."""
+    from capsnet.kernels.grid import Windows
+
+    return Windows.of(cell, filled, cells)
+
+
+def one_window(u: Tensor, W: Tensor) -> Any:
+    """A dense layer as a grid with a single window: u (b, i, p) and W (n, j, …) with n dividing i."""
+    from capsnet.kernels.grid import Windows
+
+    return Windows.one(u.shape[1] // W.shape[0])
+
+
+def grid_votes(u: Tensor, W: Tensor, matrix: bool, windows: Any) -> Any:
+    """The votes of a grid as a kernel sees them, or None where the plain form is as good."""
+    if not grid_pays(u, W, windows):
+        return None
+    from capsnet.kernels import grid
+
+    return None if grid.fused() is None else grid.GridVotes(u, W if matrix else W.transpose(-1, -2), windows)
+
+
+def grid_pays(u: Tensor, W: Tensor, windows: Any) -> bool:
+    """Whether the fused loops over a grid beat the plain form: from half of their sixteen examples on."""
+    if not enabled() or torch.compiler.is_compiling() or u.device.type != "cpu":
+        return False
+    cells = len(windows.starts) - 1
+    votes = u.shape[0] * len(windows.window) * (u.shape[1] // cells) * W.shape[1] * u.shape[2]
+    many = u.shape[0] >= FEWEST_EXAMPLES and votes >= FEWEST_GRID_VOTES
+    return u.dtype == W.dtype == torch.float32 and (many or votes * u.element_size() > LARGE_VOTES)

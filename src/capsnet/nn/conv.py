@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from capsnet.errors import UserError
+from capsnet.kernels import dispatch
 from capsnet.nn.functional import Capsules, at_least_float32
 from capsnet.nn.layers import DenseCaps, matrix_side, routing_of
 from capsnet.routing.base import Parents, Routed, Routing, Sizes, lower_activations
@@ -47,6 +48,10 @@ class GridParents(Parents):
         self.cell = cell.flatten(2).flatten(0, 1)  # (o, k): the position that each window's offset reads
         filled = F.pad(torch.ones(size[0] - 2 * padding, size[1] - 2 * padding, dtype=torch.bool), (padding,) * 4)
         self.filled = filled.flatten()[self.cell]  # (o, k): whether there are capsules
+
+    def windows(self) -> Any:
+        """The same for the kernels: the windows that see each cell."""
+        return dispatch.windows_of(self.cell, self.filled, self.cells)
 
     def gather(self, per_child: Tensor) -> Tensor:
         """(b, cells, n) → (b·o, k·n, 1): each child's number at every place where a window sees it."""
@@ -152,9 +157,22 @@ class ConvCaps(nn.Module):
         poses, a = self.pad(poses, a)
         size = (poses.shape[1], poses.shape[2])
         parents = GridParents(size, self.kernel, self.stride, self.lower_types, self.padding)
+        if (fast := self._without_votes(routing, poses, a, parents)) is not None:
+            return fast
         parts = [self._chunk(routing, *chunk, parents) for chunk in self.chunks(poses, a, len(parents.cell))]
         poses, activations = (torch.cat(column) for column in zip(*parts, strict=True))
         return Routed(poses, routing.over_batch(activations))
+
+    def _without_votes(self, routing: Routing, poses: Tensor, a: Tensor | None, parents: GridParents) -> Routed | None:
+        """The layer by a kernel, or None where the plain form is as good."""
+        if torch.compiler.is_compiling() or not dispatch.enabled():
+            return None
+        listed = None if a is None else a.flatten(1, 3)
+        routed = routing.on_grid(poses.flatten(1, 3), self.weight, listed, parents.windows())
+        if routed is None:
+            return None
+        grid = (poses.shape[0], *parents.outputs)
+        return Routed(routed.poses.unflatten(0, grid), routed.activations.unflatten(0, grid))
 
     def chunks(self, poses: Tensor, a: Tensor | None, positions: int) -> list[tuple[Tensor, Tensor | None]]:
         """Examples in chunks whose votes fit into `VOTE_BYTES`; an exported program takes batches of any size."""

@@ -145,6 +145,14 @@ class Routing(nn.Module):
             a = lower_activations(u, a) if self.own_activations else None
             return self.route(self.votes(u, W), a, parents, trace)
 
+    def on_grid(self, u: Tensor, W: Tensor, a: Tensor | None, windows: Any) -> Routed | None:
+        """Route a grid without forming votes, where an algorithm can and it is faster; None is the plain way.
+
+        u (b, cells·n, p), W (blocks·n, j, …) and a (b, cells·n) → (b·o, j, q); `windows` is a
+        `capsnet.kernels.grid.Windows`, which tells the windows o that see each cell.
+        """
+        return None
+
     def skips_votes(self, u: Tensor, W: Tensor, parents: Parents, trace: bool) -> bool:
         """Whether an algorithm that can do without votes should: it is faster, and no trace or grid is asked for."""
         return not trace and parents is ALL and not self.matrix and dispatch.routing_pays(u, W)

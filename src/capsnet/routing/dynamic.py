@@ -63,7 +63,26 @@ class DynamicRouting(Routing):
                 v = dispatch.dynamic_routing(at_least_float32(u), at_least_float32(W), self.bias, self.options)
             if v is not None:
                 return Routed(v, lengths(v))
+        if not trace and parents is ALL and self.matrix:
+            routed = self.on_grid(u, W, a, dispatch.one_window(u, W))
+            if routed is not None:
+                return routed
         return super().forward(u, W, a, parents=parents, trace=trace)
+
+    def on_grid(self, u: Tensor, W: Tensor, a: Tensor | None, windows: Any) -> Routed | None:
+        """Procedure 1 with logits b_ij = û_{j|i} · (sum of the outputs so far)."""
+        if self.options.leaky or self.options.detach:
+            return None
+        with without_autocast(u):
+            votes = dispatch.grid_votes(at_least_float32(u), at_least_float32(W), self.matrix, windows)
+            if votes is None:
+                return None
+            V = votes.zeros()
+            for _ in range(self.options.iterations):
+                s_j = votes.attend(V)
+                v_j = squash(s_j if self.bias is None else s_j + self.bias)
+                V = V + v_j
+            return Routed(v_j, lengths(v_j))
 
     def route(self, u_hat: Tensor, a: Tensor | None, parents: Parents, trace: bool) -> Routed:
         """Procedure 1 as the paper prints it, its line numbers in the margin. u_hat (b, i, j, q) → v (b, j, q)."""

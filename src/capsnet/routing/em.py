@@ -33,7 +33,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from functools import partial
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -42,12 +43,23 @@ from torch import Tensor, nn
 from capsnet.kernels import dispatch
 from capsnet.nn.functional import at_least_float32, without_autocast
 from capsnet.ranges import MOST, check_range
-from capsnet.routing.base import ALL, Parents, Routed, Routing, Sizes, Trace, check, lower_activations, register
+from capsnet.routing.base import (
+    ALL,
+    Parents,
+    Routed,
+    Routing,
+    Sizes,
+    Trace,
+    check,
+    check_activations,
+    lower_activations,
+    register,
+)
 from capsnet.routing.options import IterativeOptions
 
 FLOOR = 0.03  # added to variances
 NOBODY = 1e-8  # a parent that receives no more than this has no mean of its own
-Moments = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
+Moments = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
 DIMENSIONS = 16  # of the paper's poses
 LENGTH = 0.3  # typical length of a lower pose before training; only the initial β_u depends on it
 
@@ -125,21 +137,37 @@ class EMRouting(Routing):
             with without_autocast(u):
                 wide_u, wide_W = at_least_float32(u), at_least_float32(W)
                 if (moments := dispatch.em_moments(wide_u, wide_W)) is not None:
-                    return self.fit(moments, wide_u, wide_W, lower_activations(wide_u, a))
+                    known = partial(moments, wide_u, wide_W, lower_activations(wide_u, a))
+                    return self.fit(known, u.new_zeros(len(u), *W.shape[1:3]).float(), u.shape[1] / W.shape[1])
+        if not trace and parents is ALL and self.matrix:
+            routed = self.on_grid(u, W, a, dispatch.one_window(u, W))
+            if routed is not None:
+                return routed
         return super().forward(u, W, a, parents=parents, trace=trace)
 
-    def fit(self, moments: Moments, u: Tensor, W: Tensor, a: Tensor) -> Routed:
-        """`route` on moments of the votes instead of the votes themselves: see `capsnet.kernels.em`."""
+    def on_grid(self, u: Tensor, W: Tensor, a: Tensor | None, windows: Any) -> Routed | None:
+        with without_autocast(u):
+            u, W = at_least_float32(u), at_least_float32(W)
+            if (votes := dispatch.grid_votes(u, W, self.matrix, windows)) is None:
+                return None
+            if a is not None:
+                check_activations(u, a)
+            return self.fit(partial(votes.moments, lower_activations(u, a)), votes.zeros(), votes.capacity())
+
+    def fit(self, moments: Moments, mean: Tensor, capacity: Tensor | float) -> Routed:
+        """`route` on moments of the votes instead of the votes themselves: see `capsnet.kernels.em`.
+
+        The first means (b, j, q) are zeros.
+        """
         self.check_built()
-        mean = precision = u.new_zeros(len(u), *W.shape[1:3])
-        k = mean[..., 0]
+        precision, k = mean, mean[..., 0]
         for t in range(self.options.iterations):
-            S, one, two = moments(u, W, a, k, mean, precision)
+            S, one, two = moments(k, mean, precision)
             total = (S + NOBODY).unsqueeze(-1)
             new = (one + S.unsqueeze(-1) * mean) / total
             shift = new - mean
             variance = (two - 2 * shift * one + S.unsqueeze(-1) * shift.square()) / total + FLOOR
-            fitted = self.activate(new, variance, self.share(S, u.shape[1] / W.shape[1]), self.options.temperature(t))
+            fitted = self.activate(new, variance, self.share(S, capacity), self.options.temperature(t))
             k = fitted.log_activation - 0.5 * (2 * math.pi * variance).log().sum(-1)
             mean, precision = new, 1 / variance
         return Routed(fitted.mean, fitted.activation)

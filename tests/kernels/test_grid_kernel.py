@@ -1,0 +1,139 @@
+"""The fused loops over a grid of capsules compute what the plain form computes, gradients too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from capsnet.errors import UserError
+from capsnet.kernels import dispatch, grid
+from capsnet.kernels.grid import Windows
+from capsnet.nn.conv import ClassCaps, ConvCaps, GridParents
+from capsnet.nn.layers import DenseCaps
+from capsnet.routing.em import EMRouting
+
+pytest.importorskip("numba")
+Layer = ConvCaps | DenseCaps
+CASES: dict[str, tuple[Callable[..., Layer], tuple[int, ...]]] = {  # a layer, and the shape of what it gets
+    "overlapping windows": (lambda **o: ConvCaps(3, 16, 5, 16, 3, 1, **o), (3, 5, 4, 3, 16)),
+    "stride and padding": (lambda **o: ConvCaps(2, 16, 4, 16, 3, 2, 1, **o), (18, 6, 7, 2, 16)),
+    "poses that fill no vector": (lambda **o: ConvCaps(3, 9, 2, 9, 2, 1, **o), (17, 3, 4, 3, 9)),
+    "cells that no window sees": (lambda **o: ConvCaps(2, 4, 3, 4, 1, 2, **o), (2, 4, 4, 2, 4)),
+    "class capsules": (lambda **o: ClassCaps(3, 16, 7, 16, (4, 3), **o), (5, 4, 3, 3, 16)),
+    "dense": (lambda **o: DenseCaps(6, 16, 3, 16, **o), (2, 6, 16)),
+}
+
+
+def results(layer: Layer, poses: Tensor, a: Tensor | None) -> list[Tensor]:
+    """Poses and activations, and the gradients on everything."""
+    inputs = [x.clone().requires_grad_() for x in (poses, a) if x is not None]
+    routed = layer.route(*inputs)
+    random = torch.Generator().manual_seed(3)
+    terms = [(x * torch.randn(x.shape, generator=random)).sum() for x in routed[:2] if x is not None]
+    gradients = torch.autograd.grad(sum(terms), [*inputs, *layer.parameters()])  # type: ignore[arg-type]
+    return [routed.poses.detach(), routed.activations.detach(), *gradients]
+
+
+def problem(case: str, **options: object) -> tuple[Layer, Tensor, Tensor | None]:
+    torch.manual_seed(0)
+    make, shape = CASES[case]
+    layer = make(**options)
+    return layer, 0.3 * torch.randn(shape), torch.rand(shape[:-1]) if layer.routing.own_activations else None
+
+
+@pytest.mark.parametrize("matrix", [True, False])
+@pytest.mark.parametrize("routing", ["em", "dynamic"])
+@pytest.mark.parametrize("case", CASES)
+def test_the_loops_equal_the_plain_form_with_all_gradients(
+    case: str, routing: str, matrix: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer, poses, a = problem(case, routing=routing, matrix=matrix)
+    with dispatch.plain():
+        expected = results(layer, poses, a)
+    taken: list[bool] = []
+    monkeypatch.setattr(dispatch, "grid_pays", lambda *_: not taken.append(True))
+    found = results(layer, poses, a)
+    assert taken or not (matrix or isinstance(layer, ConvCaps))
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=2e-4, atol=2e-5 * max(1.0, other.abs().max().item()))
+
+
+def test_biases_of_dynamic_routing_are_added(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, poses, _ = problem("overlapping windows", routing="dynamic", bias=True)
+    torch.nn.init.normal_(layer.routing.bias)
+    with dispatch.plain():
+        expected = results(layer, poses, None)
+    monkeypatch.setattr(dispatch, "grid_pays", lambda *_: True)
+    for one, other in zip(results(layer, poses, None), expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=2e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("option", ["leaky", "detach"])
+def test_what_the_loops_cannot_do_is_left_to_the_plain_form(option: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, poses, _ = problem("overlapping windows", routing="dynamic", **{option: True})
+    with dispatch.plain():
+        expected = results(layer, poses, None)
+    monkeypatch.setattr(dispatch, "grid_pays", lambda *_: True)
+    for one, other in zip(results(layer, poses, None), expected, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_the_number_of_threads_changes_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, poses, a = problem("stride and padding", routing="em", matrix=True)
+    monkeypatch.setattr(dispatch, "grid_pays", lambda *_: True)
+    threads, found = torch.get_num_threads(), []
+    try:
+        for number in (1, 3):
+            torch.set_num_threads(number)
+            found.append(results(layer, poses, a))
+    finally:
+        torch.set_num_threads(threads)
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
+def test_few_examples_and_other_precisions_take_the_plain_form() -> None:
+    W, windows = torch.zeros(9 * 8, 16, 4, 4), GridParents((14, 14), 3, 2, 8).windows()
+    u = torch.zeros(64, 196 * 8, 16)
+    assert dispatch.grid_pays(u, W, windows)
+    assert not dispatch.grid_pays(u[:2], W, windows)
+    assert not dispatch.grid_pays(u.double(), W.double(), windows)
+    with dispatch.plain():
+        assert not dispatch.grid_pays(u, W, windows)
+
+
+def test_a_second_derivative_is_refused_with_advice(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, poses, a = problem("overlapping windows", routing="em", matrix=True)
+    monkeypatch.setattr(dispatch, "grid_pays", lambda *_: True)
+    poses.requires_grad_()
+    (gradient,) = torch.autograd.grad(layer.route(poses, a).poses.sum(), poses, create_graph=True)
+    with pytest.raises(UserError, match="differentiated once"):
+        gradient.square().sum().backward()
+
+
+def test_a_window_at_the_border_counts_its_own_cells_only() -> None:
+    """A 3×3 grid seen by four windows of 2×2: corners belong to one, edges to two, the centre to four."""
+    windows = GridParents((3, 3), 2, 1, 5).windows()
+    torch.testing.assert_close(windows.shares(), torch.full((4,), 1 + 2 / 2 + 1 / 4))
+    assert Windows.one(6).shares().item() == 6
+
+
+def test_activations_outside_0_and_1_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, poses, a = problem("overlapping windows", routing=EMRouting(), matrix=True)
+    assert a is not None
+    monkeypatch.setattr(dispatch, "grid_pays", lambda *_: True)
+    with pytest.raises(UserError, match="lower activations are in"):
+        layer.route(poses, a + 1)
+
+
+def test_memory_is_not_that_of_the_votes() -> None:
+    """What the forward pass keeps for the backward pass of EM is far less than the votes, which it never holds."""
+    torch.manual_seed(0)
+    layer, kept = ConvCaps(8, 16, 16, 16, 3, 1, routing="em", matrix=True), list[int]()
+    poses, a = torch.randn(8, 8, 8, 8, 16).requires_grad_(), torch.rand(8, 8, 8, 8)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.numel()) or t, lambda t: t):
+        layer.route(poses, a)
+    assert grid.fused() is not None
+    assert sum(kept) < 8 * 36 * 72 * 16 * 16  # votes of the batch
