@@ -19,8 +19,8 @@ from typing import Any
 from capsnet.io import checkpoint
 from capsnet.kernels.allocator import keep_memory
 from capsnet.models.config import CapsNetConfig
+from capsnet.notice import say
 from capsnet.routing import em
-from capsnet.terminal import say
 from capsnet.train import loop
 from capsnet.train.presets import get_preset
 

@@ -29,8 +29,9 @@ from capsnet.evaluate import evaluate
 from capsnet.io import checkpoint
 from capsnet.kernels.allocator import keep_memory
 from capsnet.models.base import Model
+from capsnet.notice import say
 from capsnet.report import figures
-from capsnet.terminal import clock, say
+from capsnet.timing import clock
 from capsnet.train import loop
 from capsnet.train.config import Config
 from capsnet.train.presets import get_preset

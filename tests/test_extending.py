@@ -89,7 +89,7 @@ def test_a_command_of_the_guide_works(words: list[str], capsys: Capture) -> None
 def test_the_lab_lists_the_model_and_shows_its_routing() -> None:
     capsnet.load_plugin("my_routing.py")
     shelf = Shelf(["runs/sharp"])
-    shown = {model["name"]: model for model in shelf.describe()["models"]}
+    shown = {model["name"]: model for model in shelf.listing()["models"]}
     assert shelf.default == "sharp"
     assert shown["sharp"]["routing"]["name"] == "sharp"
     trace = shelf.load("sharp")(torch.rand(2, 1, 28, 28), trace=True).trace
@@ -191,7 +191,7 @@ for words in (["evaluate", "runs/packed"], ["predict", "runs/packed", "photo.png
               ["export", "runs/packed", "--skip-speed", "--out", "packed.onnx"]):
     assert main(words) == 0
 shelf = Shelf(["runs/packed"])
-print(next(model["routing"]["name"] for model in shelf.describe()["models"] if model["name"] == shelf.default))
+print(next(model["routing"]["name"] for model in shelf.listing()["models"] if model["name"] == shelf.default))
 """
 
 

@@ -22,6 +22,9 @@ ROOT = Path(capsnet.__file__).parent
 MAY_IMPORT = {
     "errors": set(),
     "lazy": set(),
+    "files": {"errors"},
+    "notice": set(),
+    "terminal": {"timing"},
     "registry": {"errors"},
     "ranges": {"errors"},
     "records": {"errors"},
@@ -35,13 +38,13 @@ MAY_IMPORT = {
     "nn.decoder": {"errors", "kernels", "nn.initial", "nn.options"},
     "nn.layers": {"errors", "kernels", "routing", "nn.functional", "nn.initial", "nn.options"},
     "nn.residual": {"errors", "nn.layers"},
-    "data": {"errors", "lazy", "registry", "nn.functional"},
+    "data": {"errors", "files", "lazy", "notice", "registry", "terminal", "nn.functional"},
     "models": {"errors", "lazy", "ranges", "records", "registry", "kernels", "routing", "data"}
     | {f"nn.{name}" for name in ("functional", "options", "losses", "layers", "conv", "residual", "decoder")},
     "train.config": {"ranges", "data", "models"},
     "evaluate": {"errors", "nn.functional", "data", "models"},
     "io.records": {"errors", "records"},
-    "io.zoo": {"errors", "io.records"},
+    "io.zoo": {"errors", "files", "io.records"},
 }
 # What stands on the left is imported by what stands on the right only.
 ONLY_IMPORTED_BY = {

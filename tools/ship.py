@@ -27,6 +27,7 @@ from capsnet.cli.inputs import birth_of, splits_for
 from capsnet.data import Dataset, Examples, Splits
 from capsnet.errors import UserError, unknown
 from capsnet.evaluate import Evaluation, evaluate
+from capsnet.files import sha256, write_bytes
 from capsnet.io import checkpoint, zoo
 from capsnet.io.records import Card, Certificate, Weights
 from capsnet.models.base import Model
@@ -295,9 +296,9 @@ def ship(folders: list[Path], name: str, earlier: Sequence[Path] = ()) -> Card:
     with tempfile.TemporaryDirectory() as scratch:
         file = Path(scratch) / "weights.safetensors"
         precision, model, parts = stored(chosen, file)
-        weights = Weights(zoo.sha256(file), file.stat().st_size, precision)
+        weights = Weights(sha256(file), file.stat().st_size, precision)
         card = make_card(name, runs, chosen, model, parts, earlier, weights)
-        checkpoint.write_bytes(zoo.FOLDER / f"{name}.safetensors", file.read_bytes())
+        write_bytes(zoo.FOLDER / f"{name}.safetensors", file.read_bytes())
     checkpoint.write_json(zoo.FOLDER / f"{name}.json", card.to_json())
     return card
 

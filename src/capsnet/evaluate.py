@@ -229,14 +229,18 @@ def mean_and_std(values: Sequence[float]) -> tuple[float, float]:
 STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)  # t at 97.5 % for 1 to 9 degrees of freedom
 
 
+def student(free: int) -> float:
+    """Student's t at 97.5 % for that many degrees of freedom."""
+    z = 1.959964
+    return STUDENT[free - 1] if free <= len(STUDENT) else z + (z**3 + z) / (4 * free) + 2.8 / free**2
+
+
 def mean_interval(values: Sequence[float]) -> float:
     """Half the width of Student's 95 % interval of a mean; infinite for a single value.
 
     >>> round(mean_interval([0.1, 0.2, 0.3]), 3)
     0.248
     """
-    free, z = len(values) - 1, 1.959964
-    if not free:
+    if len(values) < 2:
         return math.inf
-    t = STUDENT[free - 1] if free <= len(STUDENT) else z + (z**3 + z) / (4 * free) + 2.8 / free**2
-    return t * statistics.stdev(values) / math.sqrt(len(values))
+    return student(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn
+from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -18,11 +18,6 @@ from capsnet.timing import clock
 
 LOG_SECONDS = 15.0  # between two status lines without a terminal
 console = Console(stderr=True, highlight=False)
-
-
-def say(text: str) -> None:
-    """Print a status line on stderr."""
-    console.print(text, markup=False, emoji=False, soft_wrap=True)
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str | None = None) -> None:
@@ -59,12 +54,12 @@ class TimeLeft(ProgressColumn):
         return Text(f"{left} left", style="progress.remaining")
 
 
-def bar(*columns: Any) -> Progress:
+def bar(*columns: Any, in_bytes: bool = False) -> Progress:
     """A progress bar with the time left; not drawn without a terminal."""
     return Progress(
         TextColumn("[bold]{task.description}"),
         BarColumn(bar_width=28),
-        MofNCompleteColumn(),
+        DownloadColumn() if in_bytes else MofNCompleteColumn(),
         *columns,
         TimeLeft(),
         console=console,
@@ -73,22 +68,22 @@ def bar(*columns: Any) -> Progress:
 
 
 class Counter:
-    """A progress bar for a loop that reports `(done, n)`, such as an evaluation.
+    """A progress bar for a loop that reports how much is done, and perhaps of how much.
 
     >>> with Counter("evaluating") as counter:
     ...     counter(250, 10_000)
     """
 
-    def __init__(self, description: str) -> None:
-        self.progress = bar()
-        self.task = self.progress.add_task(description, total=None, start=True)
+    def __init__(self, description: str, total: int | None = None, *, in_bytes: bool = False) -> None:
+        self.progress = bar(in_bytes=in_bytes)
+        self.task = self.progress.add_task(description, total=total)
 
     def __enter__(self) -> Counter:
         self.progress.start()
         return self
 
-    def __call__(self, done: int, n: int) -> None:
-        self.progress.update(self.task, completed=done, total=n)
+    def __call__(self, done: int, total: int | None = None) -> None:
+        self.progress.update(self.task, completed=done, total=total)
 
     def __exit__(self, *error: object) -> None:
         self.progress.stop()

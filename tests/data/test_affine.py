@@ -16,6 +16,7 @@ from capsnet.cli import main
 from capsnet.cli.inputs import prepare_image
 from capsnet.cli.train import take_preset
 from capsnet.data import Batches, Dataset, Splits
+from capsnet.data.photo import RESIZED
 from capsnet.data.synthetic.affine import Placed, Transformed, linear, transform
 from capsnet.errors import UserError
 from capsnet.evaluate import evaluate
@@ -298,11 +299,12 @@ def test_a_photo_is_prepared_as_mnist_was_made_and_laid_in_the_middle(
 ) -> None:
     tiny = CapsNetConfig((1, 40, 40), stem_channels=(4,), stem_strides=(4,), primary_kernel=3, decoder=())
     model, file = build(tiny), str(photo_of(affine.source.images[0, 0].numpy(), tmp_path / "seven.png"))
-    notes = {name: prepare_image(model, file, Config(data=name))[1] for name in ("mnist", "fashion-mnist")}
+    notes = {name: prepare_image(model, file, Config(data=name)).note for name in ("mnist", "fashion-mnist")}
     assert "centred by mass in 40×40" in notes["mnist"]
-    assert notes["fashion-mnist"] == "resized"
+    assert notes["fashion-mnist"] == RESIZED
     for name in ("expanded-mnist", "affine-mnist:per_digit=2"):
-        image, note = prepare_image(model, file, Config(data=name))
+        prepared = prepare_image(model, file, Config(data=name))
+        image, note = prepared.image, prepared.note
         expected = data.prepare_like_mnist(data.read_image(file)).image
         assert torch.equal(image[:, 6:34, 6:34], expected)
         assert image.sum() == expected.sum()

@@ -159,5 +159,5 @@ def test_a_download_with_another_checksum_is_not_kept(server: tuple[Path, str], 
     for name in ("a.mat", "b.mat"):
         wanted = (Published(name, 14, "0" * 64),)
         with pytest.raises(UserError, match=f"could not be downloaded.*put {name} from {address} into it"):
-            published.fetch_missing("toys", mine, wanted, address, False)
+            published.fetch_missing("toys", mine, wanted, address)
     assert list(mine.iterdir()) == []

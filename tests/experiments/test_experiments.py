@@ -27,6 +27,7 @@ from capsnet.experiments.core.conduct import Show, conduct, expected_seconds, fi
 from capsnet.experiments.core.plan import Experiment, Record, Row, tiny
 from capsnet.experiments.core.results import Place, Results, read
 from capsnet.io import checkpoint
+from capsnet.models.registry import parameters
 from capsnet.routing import dynamic_routing
 from capsnet.train import loop
 from capsnet.train.config import Config
@@ -137,13 +138,11 @@ def test_every_row_of_every_budget_can_be_built(name: str, budget: str) -> None:
     assert len({row.name for row in rows}) == len(rows)
     for row in rows:
         assert re.fullmatch(r"[\w-]+", row.name)
-        assert row.config is None or networks.parameters(row.config.model) > 0
+        assert row.config is None or parameters(row.config.model) > 0
 
 
 def test_the_full_budget_has_the_networks_of_the_paper() -> None:
-    sizes = {
-        r.method: networks.parameters(r.config.model) for r in plan(experiments.get("table1"), "full", 1) if r.config
-    }
+    sizes = {r.method: parameters(r.config.model) for r in plan(experiments.get("table1"), "full", 1) if r.config}
     assert sizes["mnist-r3-rec"] == 8_215_568
     assert sizes["mnist-cnn"] == 35_445_522
     assert sizes["multimnist-r3-rec"] == 11_361_808
@@ -153,8 +152,8 @@ def test_the_full_budget_has_the_networks_of_the_paper() -> None:
 def test_the_cnn_beside_a_compact_network_has_as_many_parameters() -> None:
     for side in (28, 36, 48, 64):
         capsules = networks.compact_capsules(side)
-        size = networks.parameters(capsules)
-        assert abs(networks.parameters(networks.compact_cnn(capsules)) - size) < 0.01 * size
+        size = parameters(capsules)
+        assert abs(parameters(networks.compact_cnn(capsules)) - size) < 0.01 * size
 
 
 def test_experiments_share_networks_that_are_trained_alike(ran: Ran, place: Place) -> None:

@@ -152,7 +152,7 @@ def test_couplings_in_the_file_sum_to_one_and_change_from_iteration_to_iteration
 
 def test_the_callers_model_stays_in_training_mode() -> None:
     model = make("norm").train()
-    export.describe(model)
+    export.metadata(model)
     export.trace_program(model)
     assert model.training
 
@@ -186,7 +186,7 @@ def test_an_onnx_file_is_complete_and_describes_itself(desk: Path) -> None:
 
 def test_every_described_shape_has_as_many_dimensions_as_letters() -> None:
     for name in NETWORKS:
-        record = export.describe(make(name))
+        record = export.metadata(make(name))
         for told in (*record["inputs"].values(), *record["outputs"].values()):
             letters = told["meaning"].partition(")")[0].split(",")
             assert len(letters) == len(told["shape"]), (name, told)

@@ -26,6 +26,7 @@ class Options(Base):
     sharpen: bool = False
     norm: Literal["none", "layer"] = "none"
     """Normalisation."""
+    rounds: int = 12
     heads: int = field(default=4, metadata={"training": True})
     sizes: tuple[int, ...] = ()
 
@@ -36,6 +37,7 @@ def test_every_field_that_can_change_becomes_a_control() -> None:
         Control("temperature", "float", 2.0, "Inverse temperature of the softmax.", 0.1),
         Control("sharpen", "bool", False),
         Control("norm", "choice", "none", "Normalisation.", choices=("none", "layer")),
+        Control("rounds", "int", 12, max=12),
     ]
 
 
@@ -62,6 +64,7 @@ def test_dynamic_routing_offers_what_can_change_after_training() -> None:
         ('{"temperature": 0}', "temperature must be a number of at least 0.1, got 0."),
         ('{"temperature": NaN}', "temperature must be a number of at least 0.1, got NaN."),
         ('{"temperature": null}', "temperature must be a number of at least 0.1, got null."),
+        ('{"rounds": 100000}', "rounds must be an integer up to 12, got 100000."),
         ('{"sharpen": 1}', "sharpen must be true or false, got 1."),
         ('{"norm": "batch"}', "there is no norm 'batch'"),
         ('{"heads": 8}', "there is no routing option 'heads'"),

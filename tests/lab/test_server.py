@@ -25,10 +25,11 @@ from starlette.types import Message
 
 from capsnet import data
 from capsnet.cli import main
+from capsnet.cli.inputs import prepare_image, training_config
 from capsnet.errors import UserError
 from capsnet.io import checkpoint
 from capsnet.lab import protocol
-from capsnet.lab.hand import SEED, by_hand, offers
+from capsnet.lab.hand import SEED, SPREAD, by_hand, offers
 from capsnet.lab.security import CSP, Guard
 from capsnet.models.capsnet import CapsNet
 from capsnet.nn.functional import lengths
@@ -265,6 +266,7 @@ def test_every_routing_by_hand_is_the_algorithm_itself(lab: Running, name: str) 
     routing = ROUTINGS.get(name)(**options)
     routing.build(Sizes(lower=5, lower_dim=2, upper=3, upper_dim=2, types=5))
     routing.reset_parameters()
+    routing.expect_spread(SPREAD)
     trace = routing.eval().route(votes[None], None, ALL, trace=True).trace
     assert trace is not None
     for key in ("couplings", "outputs", "activations", "logits", "variances"):
@@ -275,6 +277,14 @@ def test_every_routing_by_hand_is_the_algorithm_itself(lab: Running, name: str) 
             np.testing.assert_allclose(found[key], expected[:, 0].detach(), atol=1e-6)
     assert offer["own_activations"] == routing.own_activations
     assert offer["learnt"] == bool(list(routing.parameters()))
+
+
+def test_em_by_hand_activates_the_capsule_whose_votes_agree() -> None:
+    agreeing, scattered = [[0.8, 0.5], [0.7, 0.65], [0.85, 0.35]], [[-0.3, 0.6], [0.5, -0.5], [-0.6, -0.3]]
+    found = by_hand([list(pair) for pair in zip(agreeing, scattered, strict=True)], "em", {})
+    first, second = found["activations"][-1]
+    assert first > 0.9 > second
+    assert all(row[0] > 0.5 for row in found["couplings"][-1])
 
 
 def test_every_routing_by_hand_says_what_it_does(lab: Running) -> None:
@@ -379,6 +389,13 @@ def test_a_photo_fits_other_sizes_too(lab: Running) -> None:
         status, answer, _ = lab.ask(f"/api/photo?model={name}", picture(mode="RGB"))
         assert status == 200, answer
         assert protocol.unpack(answer)[1]["pixels"].shape == shape
+
+
+def test_a_photo_of_two_digits_is_prepared_as_the_command_line_does(lab: Running, tmp_path: Path) -> None:
+    (tmp_path / "two.png").write_bytes(picture())
+    pixels = protocol.unpack(lab.ask("/api/photo?model=multimnist", picture())[1])[1]["pixels"]
+    expected = prepare_image(checkpoint.load("multimnist"), str(tmp_path / "two.png"), training_config("multimnist"))
+    np.testing.assert_array_equal(pixels, expected.image.float() / 255)
 
 
 def test_the_page_and_its_files_are_served_with_their_types(lab: Running) -> None:

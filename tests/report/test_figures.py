@@ -15,6 +15,7 @@ from capsnet.errors import UserError
 from capsnet.evaluate import Evaluation
 from capsnet.models.capsnet import CapsNet
 from capsnet.models.config import CapsNetConfig
+from capsnet.nn.layers import DenseCaps
 from capsnet.report import figures
 from capsnet.routing import Trace, dynamic_routing
 
@@ -102,16 +103,16 @@ def test_drawing_leaves_the_users_own_style_alone():
 
 
 def test_names_fit_on_one_line_and_stay_apart():
-    assert figures.shown("cat") == "cat"
-    assert figures.shown("two\nlines\tand\0more") == "two li… more"
-    long = figures.shown_all(["European shorthair, grey", "European shorthair, red"])
+    assert figures.short_name("cat") == "cat"
+    assert figures.short_name("two\nlines\tand\0more") == "two li… more"
+    long = figures.short_names(["European shorthair, grey", "European shorthair, red"])
     assert len(set(long)) == 2
     assert all(len(name) <= 12 for name in long)
 
 
 def test_a_name_that_the_font_cannot_write_becomes_the_class_number():
-    assert figures.shown_all(["cat", "猫", ""]) == ["cat", "#1", "#2"]
-    assert figures.shown("猫 5") == "□ 5"
+    assert figures.short_names(["cat", "猫", ""]) == ["cat", "#1", "#2"]
+    assert figures.short_name("猫 5") == "□ 5"
 
 
 def test_names_are_never_read_as_mathematics(tmp_path):
@@ -372,7 +373,7 @@ def traced(leaky: bool = False, iterations: int = 3, classes: int = 4) -> Trace:
     return trace
 
 
-def test_the_routing_panel_draws_couplings_and_lengths_of_every_class_over_the_iterations():
+def test_the_routing_panel_draws_couplings_and_activations_of_every_class_over_the_iterations():
     trace = traced()
     figure = figures.routing(trace, ("a", "b", "c", "d"), example=1)
     couplings, sizes, _ = figure.axes
@@ -380,6 +381,13 @@ def test_the_routing_panel_draws_couplings_and_lengths_of_every_class_over_the_i
     drawn = sorted(line.get_ydata()[-1] for line in sizes.lines)
     assert drawn == pytest.approx(trace.outputs[-1, 1].norm(dim=-1).sort().values.tolist(), abs=1e-4)
     assert sum(line.get_ydata()[1] for line in couplings.lines) == pytest.approx(100, abs=1e-3)
+
+
+def test_the_routing_panel_draws_the_activations_of_an_algorithm_that_has_its_own():
+    trace = DenseCaps(8, 4, 3, 4, routing="em").route(torch.rand(2, 8, 4), trace=True).trace
+    drawn = sorted(line.get_ydata()[-1] for line in figures.routing(trace, tuple("abc")).axes[1].lines)
+    assert drawn == pytest.approx(trace.activations[-1, 0].sort().values.tolist(), abs=1e-5)
+    assert drawn != pytest.approx(trace.outputs[-1, 0].norm(dim=-1).sort().values.tolist(), abs=1e-3)
 
 
 def test_blue_is_the_class_that_is_there_even_when_another_is_longer():

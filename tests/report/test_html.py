@@ -19,8 +19,10 @@ from capsnet.evaluate import Evaluation, evaluate
 from capsnet.io import checkpoint
 from capsnet.io.records import Certificate
 from capsnet.models.config import CapsNetConfig, CNNConfig
-from capsnet.models.registry import build
+from capsnet.models.registry import MODELS, build
+from capsnet.plugins import load_plugin
 from capsnet.report import html
+from capsnet.routing import options_for
 from capsnet.routing.options import DynamicOptions
 from capsnet.train.presets import get_preset
 from capsnet.train.records import to_dict
@@ -175,7 +177,7 @@ def test_a_folder_with_a_strange_name_is_quoted_in_the_commands(tmp_path):
 def test_a_model_without_decoder_has_no_reconstructions_and_the_page_says_so(tmp_path, plain):
     page, _ = written(tmp_path, CapsNetConfig((1, 12, 12), 3, **{**SMALL, "decoder": ()}), some_data())
     assert "no decoder" in page.text
-    assert "Routing by agreement" in page.text
+    assert "The couplings say" in page.text
     assert "Pose dimensions" not in page.text
     assert "--what tweaks" not in page.text
     assert "Pose dimensions" in plain[0].text
@@ -184,8 +186,18 @@ def test_a_model_without_decoder_has_no_reconstructions_and_the_page_says_so(tmp
 def test_a_cnn_has_no_capsules_to_show_and_the_page_says_so(tmp_path):
     page, _ = written(tmp_path, CNNConfig((1, 12, 12), 3, (4,), (3,), (2,), (8,)), some_data())
     assert "no capsules" in page.text
-    assert "Routing by agreement" not in page.text
+    assert "couplings" not in page.text
     assert len(page.all("img")) == 3
+
+
+def test_a_model_and_a_routing_of_plugins_have_a_page(tmp_path, forget_plugins):
+    for plugin in ("my_model.py", "my_routing.py"):
+        load_plugin(Path(__file__).parents[1] / "plugins" / plugin)
+    config = MODELS.get("shallow").Config((1, 12, 12), 3, types=2, routing=options_for("sharp"))
+    page, _ = written(tmp_path, config, some_data())
+    assert "2 types of primary capsules → 3 class capsules" in page.text
+    assert "no decoder" in page.text
+    assert "The couplings say" in page.text
 
 
 def test_rgb_images_and_stacked_capsules_have_a_page(tmp_path):

@@ -16,22 +16,22 @@ import pytest
 from capsnet.cli import main
 from capsnet.errors import UserError
 from capsnet.experiments.core.plan import Record
+from capsnet.files import Lock
 from capsnet.io.records import Certificate
 from capsnet.search import ablation
-from capsnet.search.ablation import AUTHORS, BASE, VARIANTS, Plan, chosen, outcomes
-from capsnet.train import runs
+from capsnet.search.ablation import AUTHORS, BASE, VARIANTS, Ablation, chosen, outcomes
 from capsnet.train.config import Config
 from capsnet.train.presets import get_preset
 from capsnet.train.records import to_dict
 
 
 def test_every_named_variant_changes_the_papers_network_or_is_part_of_it() -> None:
-    made = Plan("x", get_preset("paper"), chosen(["all"], get_preset("paper"))).configs()
+    made = Ablation("x", get_preset("paper"), chosen(["all"], get_preset("paper"))).configs()
     assert set(made) == {BASE, "together", *VARIANTS} - {"exponential"}
     assert made["together"].model == get_preset("official").model
     assert made["together"].loss == get_preset("official").loss
     assert len({str(to_dict(config)) for config in made.values()}) == len(made)
-    some = Plan("x", get_preset("paper"), ("bias", "init")).configs()
+    some = Ablation("x", get_preset("paper"), ("bias", "init")).configs()
     assert list(some) == [BASE, "bias", "init", "init+bias"]
     assert set(AUTHORS) <= set(VARIANTS)
 
@@ -83,7 +83,7 @@ def test_an_ablation_trains_what_is_new_prints_its_table_and_leaves_no_folder_be
     assert [record["name"] for record in first["rows"]] == [
         f"{name}-seed{seed}" for seed in (0, 1) for name in ("base", "lr=0.0001")
     ]
-    assert not Path("runs").exists() or not list(Path("runs").iterdir())
+    assert [path.name for path in Path("runs/ablation/mine-own-images").iterdir()] == [".lock"]
     assert main(["ablate", "lr=0.0001", "class_dim=8", "--seeds", "2", "--name", "mine", *flags, "--json"]) == 0
     told, second = json.loads(capsys.readouterr().out), json.loads(Path("results/ablation/mine.json").read_text())
     assert second["rows"][:4] == first["rows"]
@@ -98,7 +98,7 @@ def test_an_interrupted_ablation_resumes_with_the_same_command(flags: list[str])
     words = ["ablate", "lr=0.0001", "--seeds", "1", "--name", "mine", *flags, "--epochs", "60"]
     command = [sys.executable, "-m", "capsnet.cli", *words]
     with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        metrics = Path("runs/ablation/mine/lr=0.0001-seed0/metrics.jsonl")
+        metrics = Path("runs/ablation/mine-own-images/lr=0.0001-seed0/metrics.jsonl")
         while not metrics.exists() and process.poll() is None:
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
@@ -123,15 +123,15 @@ def test_variants_that_fail_do_not_stop_the_others_and_the_table_is_shown(
     assert "lr 0.003 → 0.001" in out
     assert "model.primary_kernel=99-seed0 failed: " in err
     assert [path.name for path in Path("results/ablation").glob("*.json")] == ["mine.json"]
-    assert not Path("runs/ablation").exists()
+    assert not list(Path("runs/ablation").glob("*/model*"))
 
 
 def test_where_the_base_fails_with_a_later_seed_the_table_of_the_others_is_shown(
     flags: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    taken = Path("runs/ablation/mine/base-seed1")
+    taken = Path("runs/ablation/mine-own-images/base-seed1")
     taken.mkdir(parents=True)
-    lock = runs.Lock(taken)  # another training holds the folder
+    lock = Lock(taken)  # another training holds the folder
     assert main(["ablate", "lr=0.001", "--seeds", "3", "--name", "mine", *flags]) == 2
     lock.release()
     out, err = capsys.readouterr()
@@ -152,13 +152,13 @@ def test_where_the_base_fails_at_once_nothing_else_is_trained(
 
 
 def test_trainings_of_other_settings_or_images_are_not_mixed(base: Config) -> None:
-    plan = Plan("x", base, ("lr=0.001",), seeds=1)
+    plan = Ablation("x", base, ("lr=0.001",), seeds=1)
     ablation.conduct(plan)
     with pytest.raises(UserError, match=r"x\.json has base-seed0 with other settings than these: choose another"):
         ablation.conduct(replace(plan, base=replace(base, epochs=1)))
     with (
-        pytest.raises(UserError, match="the ablation 'x' is running already"),
-        ablation.alone("x", ablation.RUNS / "x"),
+        Lock(ablation.PLACE.run("x", base.preset, "")),
+        pytest.raises(UserError, match=r"another process is using runs/ablation/x-.*: wait until it ends"),
     ):
         ablation.conduct(plan)
     shutil.copy(next(Path("photos/cat").iterdir()), "photos/cat/zzz.png")

@@ -92,7 +92,7 @@ def test_a_study_without_a_complete_trial_has_a_report_too(
 ) -> None:
     searched()
     assert main(["search", "--report", "--study", "s"]) == 0
-    assert "no trial is complete yet" in capsys.readouterr().out
+    assert "0 trials complete" in capsys.readouterr().out
 
 
 def test_the_report_of_another_study_is_not_overwritten(searched: Searched, capsys: pytest.CaptureFixture[str]) -> None:

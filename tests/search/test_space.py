@@ -122,11 +122,6 @@ def test_a_network_without_capsules_has_no_capsules_to_search() -> None:
         read(["class_dim=8,16"], replace(Config(), model=CNNConfig()))
 
 
-def test_ranges_of_epochs_are_integers_unless_fractions_are_typed() -> None:
-    assert read(["epochs=1..4"], Config())["epochs"].kind == "int"
-    assert read(["epochs=0.5..4"], Config())["epochs"].kind == "float"
-
-
 def test_a_small_space_has_combinations_and_a_continuous_one_has_none() -> None:
     space = read(["model.stem_norm=false,true", "class_dim=8..10"], Config())
     assert len(combinations(space, Config())) == 6

@@ -7,11 +7,11 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import optuna
 import pytest
-from optuna.trial import TrialState, create_trial
+from optuna.storages import RetryHeartbeatStaleTrialCallback
+from optuna.trial import TrialState
 
 from capsnet import data
 from capsnet.cli import main
@@ -20,8 +20,8 @@ from capsnet.evaluate import evaluate
 from capsnet.io import checkpoint
 from capsnet.search import study as studies
 from capsnet.search.space import read
-from capsnet.search.storage import storage_url
-from capsnet.search.study import KILLS, Budget, Task, ended, open_study, pace_factor, paced, put_back, revive, work
+from capsnet.search.storage import MOST_RETRIES, storage_url
+from capsnet.search.study import Budget, Task, ended, open_study, paced, revive, work
 from capsnet.train.config import Config
 
 Searched = Callable[..., optuna.Study]
@@ -53,8 +53,8 @@ def test_the_network_of_the_best_trial_is_kept_and_no_other(searched: Searched, 
     assert best is not None
     assert kept.name == best.user_attrs["folder"]
     assert not (kept / checkpoint.STATE_FILE).exists()
-    held_back = data.load(base.data, validation=8, image_size=12).validation
-    assert evaluate(checkpoint.load(kept), held_back).error_percent == best.value
+    held_out = data.load(base.data, validation=8, image_size=12).validation
+    assert evaluate(checkpoint.load(kept), held_out).error_percent == best.value
 
 
 def test_a_small_space_is_searched_exhaustively_and_each_combination_once(searched: Searched) -> None:
@@ -80,17 +80,9 @@ def test_a_failed_trial_is_recorded_with_its_reason_and_the_search_continues(sea
     assert len(list(Path("runs/search/s").iterdir())) == 1  # the best trial's network
 
 
-def test_a_search_stops_when_every_trial_fails(searched: Searched) -> None:
-    with pytest.raises(UserError, match=r"all 5 trials failed; to start anew, use another --study\..*too small"):
+def test_a_search_stops_when_ten_trials_in_a_row_failed(searched: Searched) -> None:
+    with pytest.raises(UserError, match=r"the last 10 trials failed; to start anew, use another --study\..*too small"):
         searched("primary_kernel=20..50", trials=20)
-
-
-def test_a_search_stops_when_the_last_ten_trials_failed(searched: Searched, base: Config) -> None:
-    study = searched("primary_kernel=3,99")
-    for size in ("3", *["99"] * 12):
-        study.enqueue_trial({"model.primary_kernel": size})
-    with pytest.raises(UserError, match="the last 10 trials failed"):
-        searched("primary_kernel=3,99", trials=21)
 
 
 def test_a_trial_that_is_worse_than_the_median_is_pruned_in_its_second_half(searched: Searched, base: Config) -> None:
@@ -113,28 +105,16 @@ def test_a_trial_may_end_within_an_epoch(searched: Searched, base: Config) -> No
 # --- Time per trial --------------------------------------------------------------------------------------------
 
 
-def test_more_minutes_make_more_epochs_and_a_slow_pace_fewer(base: Config) -> None:
-    short, long, slow = paced(base, 0.002).epochs, paced(base, 0.2).epochs, paced(base, 0.2, factor=50).epochs
-    assert short < long / 5
-    assert slow < long / 5
+def test_more_minutes_make_more_epochs(base: Config) -> None:
+    assert paced(base, 0.002).epochs < paced(base, 0.2).epochs / 5
+    assert paced(base, 0) == base
     assert replace(paced(base, 0.002), epochs=base.epochs) == base
 
 
 def test_a_trial_takes_about_its_time(searched: Searched) -> None:
     trial = searched("lr=0.001..0.01", trials=1, minutes=0.02).trials[0]
-    assert trial.user_attrs["pace_factor"] == 1
     assert trial.user_attrs["epochs"] > 2
     assert trial.user_attrs["seconds"] < 12
-
-
-def test_the_pace_is_corrected_by_how_long_earlier_trials_really_took() -> None:
-    def took(seconds: float, factor: float) -> Any:
-        return create_trial(value=1.0, user_attrs={"seconds": seconds, "pace_factor": factor})
-
-    assert pace_factor([], minutes=1) == 1
-    assert pace_factor([took(72, 1.0)], minutes=1) == pytest.approx(1.2)
-    assert pace_factor([took(72, 1.0), took(60, 1.2), took(60, 1.2)], minutes=1) == pytest.approx(1.2)
-    assert pace_factor([took(600, 1.0)], minutes=1) == 2
 
 
 def test_no_trial_begins_that_would_end_too_late(searched: Searched) -> None:
@@ -158,14 +138,14 @@ def test_a_trial_whose_worker_was_killed_before_its_first_heartbeat_is_run_again
     assert {trial.params["model.class_dim"] for trial in done} == {"4", "8"}
 
 
-def test_a_trial_that_kills_its_workers_is_given_up_and_an_interrupted_one_never(searched: Searched) -> None:
+def test_a_trial_that_kills_its_workers_is_given_up(searched: Searched) -> None:
     study = searched()
-    for killed, times in ((False, 2 * KILLS), (True, KILLS + 1)):
-        for _ in range(times):
-            trial = study.ask()
-            put_back(study, study.trials[trial.number], killed)
-            study.tell(trial.number, state=TrialState.FAIL)
-    assert states(study) == ["FAIL"] * (3 * KILLS + 1)  # put back each time but the last
+    stale = RetryHeartbeatStaleTrialCallback(max_retry=MOST_RETRIES)
+    for _ in range(MOST_RETRIES + 1):
+        number = study.ask().number
+        stale(study, study.trials[number])
+        study.tell(number, state=TrialState.FAIL)
+    assert states(study) == ["FAIL"] * (MOST_RETRIES + 1)  # queued again each time but the last
     assert len(ended(study.trials)) == 1
 
 
@@ -181,7 +161,7 @@ def test_a_study_of_another_task_is_refused_and_the_difference_named(searched: S
     with pytest.raises(UserError, match="differs in minutes"):
         searched(minutes=2)
     shutil.copy(next(Path("photos/cat").iterdir()), "photos/cat/zzz.png")
-    with pytest.raises(UserError, match="is about images that have changed since"):
+    with pytest.raises(UserError, match="differs in images"):
         searched()
 
 

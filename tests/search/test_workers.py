@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from optuna.storages import RetryHeartbeatStaleTrialCallback
 from optuna.trial import FrozenTrial, TrialState
 
 from capsnet.cli import main
@@ -99,7 +100,7 @@ def test_the_trial_of_a_killed_worker_is_run_again_and_no_other(capsnet: Command
     os.kill(victim, signal.SIGKILL)
     found = told(process)
     assert found["counts"] == {"complete": 3, "pruned": 0, "fail": 0}
-    (again,) = (trial for trial in trials() if lost.number in trial.user_attrs.get("replaces", ()))
+    (again,) = (trial for trial in trials() if lost.number in RetryHeartbeatStaleTrialCallback.retry_history(trial))
     assert again.params == lost.params
     assert again.user_attrs["folder"] == lost.user_attrs["folder"]
     assert [state.name for state in (trial.state for trial in trials())].count("COMPLETE") == 3
@@ -178,7 +179,7 @@ def test_workers_end_with_their_parent_and_lose_nothing(capsnet: Commands, flags
 def test_what_stops_the_workers_is_one_sentence(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["search", *SPACE, "--space", "lr=0.1..0.2", *flags, "--model.primary-kernel", "99"]) == 2
     (line,) = (line for line in capsys.readouterr().err.splitlines() if line.startswith("capsnet: "))
-    assert "all 5 trials failed" in line
+    assert "the last 10 trials failed" in line
     assert "too small" in line
     assert "resume with: capsnet search" in line
 

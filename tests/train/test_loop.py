@@ -30,7 +30,8 @@ from capsnet.data import Augment, Dataset, Splits
 from capsnet.data.batches import in_order
 from capsnet.errors import UserError
 from capsnet.evaluate import evaluate
-from capsnet.io import checkpoint, zoo
+from capsnet.files import leftovers, sha256
+from capsnet.io import checkpoint
 from capsnet.io.leakage import check_unseen
 from capsnet.io.records import Certificate
 from capsnet.models.config import CapsNetConfig, CNNConfig, LossConfig
@@ -137,7 +138,7 @@ def test_a_teacher_is_believed_as_much_as_it_counts(
         record["margin"] + 0.0005 * record["reconstruction"] + 20 * record["teacher"], rel=1e-4
     )
     birth = json.loads((tmp_path / "taught/results.json").read_text())["certificate"]
-    assert birth["taught_by"]["sha256"] == zoo.sha256(tmp_path / "liar" / checkpoint.MODEL_FILE)
+    assert birth["taught_by"]["sha256"] == sha256(tmp_path / "liar" / checkpoint.MODEL_FILE)
 
 
 def test_a_teacher_stays_as_it_is_and_answers_as_when_it_was_tested(taught: Config, tmp_path: Path) -> None:
@@ -323,7 +324,7 @@ def test_a_model_to_begin_with_that_has_learnt_the_test_images_is_refused(tmp_pa
     loop.train(loop.start(config, tmp_path / "first"))
     again = replace(config, init=str(tmp_path / "first"))
     loop.train(loop.start(again, tmp_path / "second"))
-    with pytest.raises(UserError, match="was trained on images that would be held back here"):
+    with pytest.raises(UserError, match="was trained on images that would be held out here"):
         loop.start(replace(again, seed=1), tmp_path / "third")
     loop.prepare(again, tmp_path)
     loop.begin(replace(again, image_size=20), tmp_path)  # the same images, smaller
@@ -876,10 +877,10 @@ def test_a_kill_at_any_write_leaves_the_final_weights_bit_identical(tmp_path: Pa
         "replace:results.json", "replace:model.safetensors", "unlink:state.safetensors",
     ):  # fmt: skip
         assert end(begin(folder, epochs, die)) == -signal.SIGKILL, die
-        assert die[0] == "u" or checkpoint.leftovers(folder), f"{die} was not in the middle of a write"
+        assert die[0] == "u" or leftovers(folder), f"{die} was not in the middle of a write"
         assert not runs.has_finished(folder)
     assert end(begin(folder, epochs)) == 0
-    assert not checkpoint.leftovers(folder)
+    assert not leftovers(folder)
     assert same(weights(folder), weights(tmp_path / "undisturbed"))
 
 

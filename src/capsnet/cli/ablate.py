@@ -4,27 +4,22 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Annotated
 
 from tyro.conf import Positional, arg
 
 from capsnet import plugins
 from capsnet.cli.flags import MaybeStr, Switch, parse
-from capsnet.cli.reproduce import RowBar
+from capsnet.cli.reproduce import Shown
 from capsnet.cli.search import validated
 from capsnet.cli.train import defaults, take_preset
 from capsnet.errors import UserError
-from capsnet.experiments.core.conduct import Show
-from capsnet.experiments.core.plan import Record, Row
 from capsnet.experiments.core.results import Results
+from capsnet.notice import say
 from capsnet.search import ablation
-from capsnet.terminal import print_table, say
-from capsnet.timing import clock
-from capsnet.train import loop
+from capsnet.terminal import print_table
 from capsnet.train.config import Config
 
 Variants = Annotated[Positional[tuple[str, ...]], arg(metavar="VARIANT…", help_behavior_hint="")]
@@ -62,11 +57,11 @@ def ablate(argv: list[str]) -> int:
     preset, rest = take_preset(argv)
     flags = parse(Ablate, "ablate", rest, default=Ablate(config=validated(defaults(preset, rest))))
     chosen = ablation.chosen(flags.variants, flags.config)
-    plan = ablation.Plan(flags.name or flags.config.preset, flags.config, chosen, flags.seeds)
+    plan = ablation.Ablation(flags.name or flags.config.preset, flags.config, chosen, flags.seeds)
     if idle := [name for name in chosen if name not in plan.configs()]:
         say(f"these change nothing, or the same as another variant: {', '.join(idle)}")
     try:
-        done = ablation.conduct(plan, Progress())
+        done = ablation.conduct(plan, Shown(plan, plan.base.preset))
     except KeyboardInterrupt:
         say(f"stopped; resume with: capsnet ablate {shlex.join([*argv, *plugins.flags()])}")
         return 130
@@ -77,7 +72,7 @@ def ablate(argv: list[str]) -> int:
     return 0
 
 
-def show(plan: ablation.Plan, results: Results, as_json: bool) -> None:
+def show(plan: ablation.Ablation, results: Results, as_json: bool) -> None:
     """Print the table of an ablation, and draw it."""
     told = ablation.outcomes(results.rows)
     if as_json:
@@ -88,23 +83,3 @@ def show(plan: ablation.Plan, results: Results, as_json: bool) -> None:
     print("\n".join([*table.notes, str(results.path)]))
     if told and find_spec("matplotlib"):
         print(ablation.draw(plan, told))
-
-
-class Progress(Show):
-    """A line before and after each training, and a bar during it."""
-
-    def planned(self, rows: Sequence[Row], left: Sequence[Row], seconds: float | None) -> None:
-        self.number, self.rows = len(rows) - len(left), len(rows)
-        say(f"{len(rows)} trainings, of which {len(left)} are left")
-
-    def started(self, row: Row) -> list[loop.Watcher]:
-        self.number += 1
-        say(f"training {self.number} of {self.rows}: {row.name}")
-        return [RowBar()]
-
-    def ended(self, row: Row, record: Record) -> None:
-        error = record.outcome["error_percent"]
-        say(f"  {row.name}: validation error {error:.2f} % after {clock(record.seconds)}")
-
-    def set_aside(self, kept: Path) -> None:
-        say(f"results of another version were moved to {kept}")

@@ -12,7 +12,7 @@ from capsnet.cli.flags import parse
 from capsnet.cli.train import Train, run_to_end, start_beside
 from capsnet.experiments.core.conduct import same_training
 from capsnet.io import checkpoint
-from capsnet.terminal import say
+from capsnet.notice import say
 from capsnet.train import loop, runs
 from capsnet.train.presets import get_preset
 

@@ -10,7 +10,8 @@ from typing import Any
 from capsnet.cli.flags import MaybePath, ModelName, Switch, parse
 from capsnet.io import checkpoint
 from capsnet.io import export as exporting
-from capsnet.terminal import print_table, say
+from capsnet.notice import say
+from capsnet.terminal import print_table
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ def draw(model_name: str, images: Sequence[str], out: Path | None) -> list[Path]
     if images:
         config = training_config(model_name)
         names = list_images(images)[:MAX_IMAGES]
-        pictures = paper_figures(model, torch.stack([prepare_image(model, name, config)[0] for name in names]), None)
+        pictures = paper_figures(model, torch.stack([prepare_image(model, name, config).image for name in names]), None)
     else:
         pictures = paper_figures(model, *looked_at(model, splits_for(model, model_name, None).test))
     place = Path(model_name)

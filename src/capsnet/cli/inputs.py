@@ -7,9 +7,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from torch import Tensor
-from torch.nn import functional as F
-
 from capsnet import data
 from capsnet.data import photo
 from capsnet.data.folder import pictures
@@ -17,11 +14,9 @@ from capsnet.data.registry import DEFAULT_VALIDATION
 from capsnet.errors import UserError
 from capsnet.io.leakage import birth_of, fingerprint, same_images
 from capsnet.models.base import Model
-from capsnet.terminal import say
+from capsnet.notice import say
 from capsnet.train.config import Config
 from capsnet.train.records import from_dict
-
-RESIZED = "resized"  # the note on an image without other preprocessing
 
 
 def training_config(model: str) -> Config | None:
@@ -75,24 +70,8 @@ def list_images(names: Sequence[str]) -> list[str]:
     return found
 
 
-def prepare_image(model: Model, name: str, config: Config | None) -> tuple[Tensor, str]:
-    """An image file (or - for stdin) as the model's input, and a note on how it was preprocessed.
-
-    For a model trained on MNIST digits (by its `config`), photos are preprocessed as those were; others are resized.
-    """
+def prepare_image(model: Model, name: str, config: Config | None) -> photo.Prepared:
+    """An image file (or - for stdin) as the input of a model that was trained with this config."""
     stdin = name == "-"
     picture = photo.read_image(io.BytesIO(sys.stdin.buffer.read()) if stdin else name, "stdin" if stdin else name)
-    channels, height, width = model.config.image_shape
-    spec = data.parse(config.data) if config else None
-    if spec is None or not spec.info.digit_side or spec.info.image_shape is None or spec.labels_per_image is None:
-        return photo.fit(picture, channels, height, width), RESIZED
-    if spec.labels_per_image == 2:
-        prepared = photo.prepare_pair(picture, height, spec.options.shift)
-    else:
-        prepared = photo.prepare_like_mnist(picture, spec.info.digit_side * height // spec.info.image_shape[1])
-    side = prepared.image.shape[1]
-    if side == height:
-        return prepared.image, prepared.note
-    before = (height - side) // 2
-    padded = F.pad(prepared.image, (before, height - side - before) * 2)
-    return padded, f"{prepared.note.rstrip('.')}, padded to {height}×{width}."
+    return photo.prepare_for(picture, tuple(model.config.image_shape), config.data if config else "")

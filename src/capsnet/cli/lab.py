@@ -15,7 +15,7 @@ from tyro.conf import Positional, arg
 
 from capsnet.cli.flags import MaybeInt, Switch, parse
 from capsnet.errors import UserError
-from capsnet.terminal import say
+from capsnet.notice import say
 
 FIRST_PORT, LAST_PORT = 8700, 8799
 
@@ -67,7 +67,7 @@ def serve(flags: Lab, listening: socket.socket) -> None:
 
     port = listening.getsockname()[1]
     app = create_app(Options(flags.models, flags.host, port))
-    url = f"http://{shown(flags.host)}:{port}/"
+    url = f"http://{url_host(flags.host)}:{port}/"
     print(json.dumps({"url": url}) if flags.json else f"The Lab is running at {url} (Ctrl-C stops it)", flush=True)
     if flags.host not in ("127.0.0.1", "localhost", "::1"):
         say(f"capsnet: everyone who can reach {flags.host} can use this Lab; omit --host to keep it private.")
@@ -83,7 +83,7 @@ def serve(flags: Lab, listening: socket.socket) -> None:
         app.close()
 
 
-def shown(host: str) -> str:
+def url_host(host: str) -> str:
     """The host as it appears in a URL."""
     if host in ("0.0.0.0", "::", ""):
         return "127.0.0.1"

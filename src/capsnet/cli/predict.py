@@ -8,12 +8,14 @@ from typing import Any
 
 from capsnet.cli.evaluate import check_naming
 from capsnet.cli.flags import ImageNames, MaybeFloat, MaybeInt, ModelName, Switch, parse
-from capsnet.cli.inputs import RESIZED, labels_per_image, list_images, prepare_image, training_config
+from capsnet.cli.inputs import labels_per_image, list_images, prepare_image, training_config
+from capsnet.data.photo import RESIZED
 from capsnet.errors import UserError
 from capsnet.evaluate import name_classes
 from capsnet.io import checkpoint
 from capsnet.models.base import PRESENT, Model
-from capsnet.terminal import Counter, print_table, say
+from capsnet.notice import say
+from capsnet.terminal import Counter, print_table
 from capsnet.train import loop
 from capsnet.train.config import Config
 
@@ -95,8 +97,8 @@ def highest(activations: dict[str, float], n: int = 3) -> str:
 
 def predict_one(model: Model, name: str, config: Config | None, top: int | None, threshold: float) -> dict[str, Any]:
     """Preprocess one image, run the model and return the record that --json prints."""
-    image, note = prepare_image(model, name, config)
-    activations = model.predict(image[None]).activations
+    prepared = prepare_image(model, name, config)
+    activations = model.predict(prepared.image[None]).activations
     named = name_classes(activations, top, threshold)[0]
     order = activations[0].argsort(descending=True).tolist()
     return {
@@ -105,5 +107,5 @@ def predict_one(model: Model, name: str, config: Config | None, top: int | None,
         "label": model.classes[order[0]],
         "activation": round(float(activations[0, order[0]]), 4),
         "activations": {c: round(float(x), 4) for c, x in zip(model.classes, activations[0], strict=True)},
-        "prepared": note,
+        "prepared": prepared.note,
     }

@@ -16,7 +16,7 @@ from capsnet.cli.inputs import list_images, prepare_image, splits_for, training_
 from capsnet.errors import UserError, unknown
 from capsnet.io import checkpoint, zoo
 from capsnet.models.base import Model
-from capsnet.terminal import say
+from capsnet.notice import say
 
 MAX_IMAGES = 64  # per figure
 
@@ -90,7 +90,7 @@ def images_to_draw(model: Model, flags: Reconstruct) -> tuple[Tensor, Tensor | N
         if len(names) > MAX_IMAGES:
             say(f"drawing the first {MAX_IMAGES} of {len(names)} images.")
         config = None if flags.raw else training_config(flags.model)
-        return torch.stack([prepare_image(model, name, config)[0] for name in names[:MAX_IMAGES]]), None
+        return torch.stack([prepare_image(model, name, config).image for name in names[:MAX_IMAGES]]), None
     test = splits_for(model, flags.model, None).test
     rows = torch.arange(len(test))
     if flags.label is not None:

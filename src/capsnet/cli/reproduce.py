@@ -18,7 +18,8 @@ from capsnet.errors import UserError, unknown
 from capsnet.experiments.core.conduct import Show, conduct
 from capsnet.experiments.core.plan import BUDGETS, Experiment, Record, Row, Table, check_budget
 from capsnet.experiments.core.results import Place, Results
-from capsnet.terminal import print_table, say
+from capsnet.notice import say
+from capsnet.terminal import print_table
 from capsnet.timing import clock
 from capsnet.train import loop
 from capsnet.train.callbacks import TrainingBar

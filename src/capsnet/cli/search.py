@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import arg
 
@@ -19,9 +19,10 @@ from capsnet.cli.flags import MaybeInt, MaybeStr, Switch, parse
 from capsnet.cli.train import defaults, take_preset
 from capsnet.data.registry import DEFAULT_VALIDATION
 from capsnet.errors import UserError
+from capsnet.notice import say
 from capsnet.search.space import combinations, read
 from capsnet.search.workers import Crew, interruptible, worker_of
-from capsnet.terminal import LOG_SECONDS, console, print_table, say
+from capsnet.terminal import LOG_SECONDS, console, print_table
 from capsnet.timing import clock
 from capsnet.train.config import Config
 
@@ -71,7 +72,7 @@ class Search:
     """median: stop a trial in its second half if it is worse than the median of at least five others at the same
     point. none: train every trial to its end."""
     grace: int = 60
-    """Seconds without a sign of life after which a worker counts as dead and its trial is queued again."""
+    """Seconds without a heartbeat after which a worker counts as dead and its trial is queued again."""
     report: Switch = False
     """Only report on an existing study."""
     json: Switch = False
@@ -97,7 +98,7 @@ def validated(base: Config) -> Config:
 def conduct(flags: Search, argv: list[str]) -> int:
     """Open the study, let workers run its trials, and report."""
     from capsnet.search import report
-    from capsnet.search.storage import shown, storage_url
+    from capsnet.search.storage import storage_url, without_password
     from capsnet.search.study import Task, load_study, open_study, work
 
     name = flags.study or "search"
@@ -106,13 +107,13 @@ def conduct(flags: Search, argv: list[str]) -> int:
         return show(load_study(name, url), url, flags.json)
     task = Task(read(flags.space, flags.config), flags.config, flags.minutes)
     budget = budget_of(flags, task)
-    report.check_place(name, shown(url))
+    report.check_place(name, without_password(url))
     study = open_study(name, url, task, flags.pruner, flags.grace)
     with interruptible():
         if worker := worker_of():
             work(study, url, task, budget, flags.grace, stop=lambda: os.getppid() != worker[0])
             return 0
-        manage(study, url, task, budget, flags, argv)
+        manage(study, url, budget, flags, argv)
     return show(study, url, flags.json)
 
 
@@ -130,91 +131,82 @@ def budget_of(flags: Search, task: Task) -> Budget:
     return Budget(min(trials, len(combinations(task.space, task.base)) or trials), time.monotonic() + left)
 
 
-def manage(study: Study, url: str, task: Task, budget: Budget, flags: Search, argv: list[str]) -> None:
+def manage(study: Study, url: str, budget: Budget, flags: Search, argv: list[str]) -> None:
     """Start workers and show progress until the last one has ended."""
-    from capsnet.search.storage import shown, storage_errors
-    from capsnet.search.study import ended
+    from capsnet.search.storage import storage_errors, without_password
 
     words = [*argv, *plugins.flags()]
-    again = shlex.join(shown(word) if "://" in word else word for word in words)  # without a password
-    with storage_errors(url):
-        done = len(ended(study.get_trials(deepcopy=False)))
-    crew = Crew(argv, max(1, min(flags.workers, budget.trials - done)), budget.until, say)
+    again = f"capsnet search {shlex.join(without_password(word) if '://' in word else word for word in words)}"
+    crew = Crew(argv, min(flags.workers, budget.trials), budget.until, say)
     try:
-        spent = follow(study, url, task, budget, crew)
+        with storage_errors(url):
+            follow(study, budget, crew)
+            spent = budget.spent(study.get_trials(deepcopy=False), flags.minutes)
     except BaseException as stopped:
         with suppress(KeyboardInterrupt):  # `timeout` sends its signal twice at once
             say("stopping after the current step …")
         crew.stop()
         if isinstance(stopped, KeyboardInterrupt):
-            say(f"stopped; resume with: capsnet search {again}")
+            say(f"stopped; resume with: {again}")
         raise
     if not spent:
-        why = crew.last_words or "the workers were killed."
-        raise UserError(f"{why} When that is fixed, resume with: capsnet search {again}")
+        raise UserError(f"{crew.last_words or 'the workers were killed.'} When that is fixed, resume with: {again}")
 
 
-def follow(study: Study, url: str, task: Task, budget: Budget, crew: Crew, every: float = 0.5) -> bool:
-    """Show progress until every worker has ended; whether the budget is spent."""
-    from capsnet.search.storage import storage_errors
-
+def follow(study: Study, budget: Budget, crew: Crew) -> None:
+    """Show progress until every worker has ended."""
     logged = time.monotonic()
-    with console.status("starting") as live, storage_errors(url):
+    with console.status("starting") as live:
         while crew.look_after():
-            time.sleep(every)
-            if time.monotonic() > logged + (every if console.is_terminal else LOG_SECONDS):
+            time.sleep(0.5)
+            if console.is_terminal:
+                live.update(line(study.get_trials(deepcopy=False), budget, len(crew.workers)))
+            elif time.monotonic() > logged + LOG_SECONDS:
                 logged = time.monotonic()
-                told = line(study.get_trials(deepcopy=False), task, budget, len(crew.workers))
-                (live.update if console.is_terminal else say)(told)
-        return budget.spent(study.get_trials(deepcopy=False), task.minutes)
+                say(line(study.get_trials(deepcopy=False), budget, len(crew.workers)))
 
 
-def line(trials: Sequence[FrozenTrial], task: Task, budget: Budget, workers: int) -> str:
-    """The progress of a search on one line: running trials end, and the workers share the others."""
+def line(trials: Sequence[FrozenTrial], budget: Budget, workers: int) -> str:
+    """The progress of a search on one line, with the time left if it can be told."""
     from capsnet.search.study import ended, leader
 
     done = ended(trials)
     best, states = leader(done), [trial.state.name for trial in done]
-    took = [trial.duration.total_seconds() for trial in done if trial.duration]
-    typical = sum(took) / len(took) if took else 60 * task.minutes
-    running = [trial.user_attrs.get("left", typical) for trial in trials if trial.state.name == "RUNNING"]
-    waiting = (budget.trials - len(done) - len(running)) * typical if typical else math.inf
-    left = max(min((sum(running) + waiting) / max(workers, 1), budget.until - time.monotonic()), *running, 0.0)
     of = f" of {budget.trials}" if budget.trials < UNLIMITED else ""
     error = f", best {best.value:.2f} %" if best else ""
-    rest = f", about {clock(left)} left" if left < 1e7 else ""
-    return f"{len(done)}{of} trials ({states.count('PRUNED')} pruned, {states.count('FAIL')} failed){error}{rest}"
+    return (
+        f"{len(done)}{of} trials ({states.count('PRUNED')} pruned, {states.count('FAIL')} failed){error}"
+        f"{time_left(trials, done, budget, workers)}"
+    )
+
+
+def time_left(trials: Sequence[FrozenTrial], done: Sequence[FrozenTrial], budget: Budget, workers: int) -> str:
+    """Running trials say how long they take; the workers share the others, which take as long as those before."""
+    took = [trial.duration.total_seconds() for trial in done if trial.duration]
+    running = [trial.user_attrs.get("left") for trial in trials if trial.state.name == "RUNNING"]
+    known = [seconds for seconds in running if seconds is not None]
+    typical = sum(took) / len(took) if took else max(known, default=math.inf)
+    waiting = budget.trials - len(done) - len(known)
+    left = min((sum(known) + waiting * typical) / max(workers, 1), budget.until - time.monotonic())
+    return f", about {clock(max(left, 0.0))} left" if left < 1e7 else ""
 
 
 def show(study: Study, url: str, as_json: bool) -> int:
     """Print the results, then write the report: if that fails, they have been seen."""
     from capsnet.search import report
-    from capsnet.search.storage import shown, storage_errors
+    from capsnet.search.storage import storage_errors, without_password
 
     with storage_errors(url):
-        found = report.summary(study, shown(url))
+        found = report.summary(study, without_password(url))
     if as_json:
         print(json.dumps(found))
+        report.write(found)
     else:
-        tell(found)
-    paths = report.write(found)
-    if not as_json:
-        print("\n".join(map(str, paths)))
+        for title, each in report.tables(found).items():
+            print_table(each.columns, each.rows, title=title)
+            print()
+        print(report.counted(found))
+        for what, command in report.next_steps(found).items():
+            print(f"{what}:\n  {command}")
+        print("\n".join(map(str, report.write(found))))
     return int(found["counts"]["fail"] > 0 and found["best"] is None)
-
-
-def tell(found: dict[str, Any]) -> None:
-    """Print what matters about a study."""
-    from capsnet.search import report
-
-    for title, each in report.tables(found).items():
-        print_table(each.columns, each.rows, title=title)
-        print()
-    counts = found["counts"]
-    print(f"{counts['complete']} complete, {counts['pruned']} pruned, {counts['fail']} failed")
-    if found["command"]:
-        print(f"train the best (with another number of threads the errors may differ slightly):\n  {found['command']}")
-    else:
-        print("no trial is complete yet" + ("; to change settings, use another --study" if counts["fail"] else ""))
-    if found["network"]:
-        print(f"or test its network, which was kept:\n  capsnet evaluate {shlex.quote(found['network'])}")

@@ -17,8 +17,9 @@ from capsnet.errors import UserError
 from capsnet.io.transfer import starting_from
 from capsnet.models.config import ModelConfig
 from capsnet.models.registry import MODELS
+from capsnet.notice import say
 from capsnet.routing import options_for
-from capsnet.terminal import error_text, say
+from capsnet.terminal import error_text
 from capsnet.timing import clock
 from capsnet.train import loop, runs
 from capsnet.train.callbacks import TensorBoard, TrainingBar

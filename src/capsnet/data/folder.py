@@ -29,11 +29,11 @@ import torch
 from torch import Tensor
 
 from capsnet.data.examples import Dataset
-from capsnet.data.progress import bar, notice
 from capsnet.data.registry import DEFAULT_VALIDATION, Choice, DatasetInfo, Request, register
 from capsnet.data.seeds import generator
 from capsnet.data.splits import Splits, limit_training
 from capsnet.errors import UserError
+from capsnet.notice import say
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -176,7 +176,7 @@ def _once(rows: Iterable[Entry], table: Path) -> list[Entry]:
             several[key] = None
     if several:
         first = Path(next(iter(several))).name
-        notice(f"{table} has {len(several)} files in several rows ({first}): each is used once, with all its labels.")
+        say(f"{table} has {len(several)} files in several rows ({first}): each is used once, with all its labels.")
     return list(found.values())
 
 
@@ -208,7 +208,7 @@ def _labels(cell: str) -> tuple[str, ...]:
 
 def _splits(entries: list[Entry], request: Request, multi_label: bool) -> Splits[Dataset]:
     name = request.spec.text
-    readable, sizes = _readable(entries, name, request.progress)
+    readable, sizes = _readable(entries, name)
     classes = _classes(readable, name)
     images, decoded = _decode(readable, _target_size(sizes, request), request)
     kept = [entry for entry, fine in zip(readable, decoded, strict=True) if fine]
@@ -241,12 +241,13 @@ def _label_tensor(entries: list[Entry], classes: tuple[str, ...], multi_label: b
     return labels
 
 
-def _readable(entries: list[Entry], name: str, progress: bool | None) -> tuple[list[Entry], list[tuple[int, int]]]:
+def _readable(entries: list[Entry], name: str) -> tuple[list[Entry], list[tuple[int, int]]]:
     """The entries whose header can be read, with their sizes; in one thread, because warning filters are global."""
     from capsnet.data.photo import open_bounded
+    from capsnet.terminal import Counter
 
     fine, sizes, problems = [], [], []
-    with bar("reading image headers", len(entries), progress) as report:
+    with Counter("reading image headers", len(entries)) as report:
         for done, entry in enumerate(entries, 1):
             try:
                 with open_bounded(entry.path, str(entry.path)) as image:
@@ -287,10 +288,12 @@ def _target_size(sizes: list[tuple[int, int]], request: Request) -> tuple[int, i
 
 def _decode(entries: list[Entry], size: tuple[int, int], request: Request) -> tuple[Tensor, list[bool]]:
     """uint8 (n, c, h, w) of the entries that can be decoded, and which ones can."""
+    from capsnet.terminal import Counter
+
     images = torch.empty(len(entries), request.channels or 1, *size, dtype=torch.uint8)
     problems: list[str] = []
     decoded: list[bool] = []
-    with bar("decoding images", len(entries), request.progress) as report, ThreadPoolExecutor() as pool:
+    with Counter("decoding images", len(entries)) as report, ThreadPoolExecutor() as pool:
         results = pool.map(lambda entry: _decode_one(entry.path, size, request.channels), entries)
         for done, result in enumerate(results, 1):
             if isinstance(result, str):
@@ -330,9 +333,9 @@ def _tell(problems: Iterable[str]) -> None:
     """Report skipped images: the first five, and the number of others."""
     problems = list(problems)
     for problem in problems[:5]:
-        notice(f"Skipped: {problem}")
+        say(f"Skipped: {problem}")
     if len(problems) > 5:
-        notice(f"Skipped: {len(problems) - 5} more images that cannot be read.")
+        say(f"Skipped: {len(problems) - 5} more images that cannot be read.")
 
 
 def _part_indices(entries: list[Entry], labels: Tensor, request: Request) -> list[Tensor]:
@@ -353,7 +356,7 @@ def _part_indices(entries: list[Entry], labels: Tensor, request: Request) -> lis
     if not len(train) or not len(test):
         raise UserError(f"{name} has {len(entries)} images, too few for a training and a test split: add more.")
     if len(validation) and not request.validation:
-        notice(f"validation=0 holds out no images, but {name} has a validation split of {len(validation)}: it is kept.")
+        say(f"validation=0 holds out no images, but {name} has a validation split of {len(validation)}: it is kept.")
     return [train, validation, test]
 
 
@@ -362,7 +365,7 @@ def _validation_size(available: int, tenth: int, asked: int) -> int:
     if asked <= available // 4:
         return asked
     if asked != DEFAULT_VALIDATION:
-        notice(f"validation={asked} is more than a quarter of the {available} training images; holding out {tenth}.")
+        say(f"validation={asked} is more than a quarter of the {available} training images; holding out {tenth}.")
     return min(tenth, available - 1)
 
 

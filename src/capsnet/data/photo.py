@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from capsnet.data.registry import find, parse
 from capsnet.errors import UserError
 
 if TYPE_CHECKING:
@@ -30,12 +31,13 @@ FORMATS = (
 MOST_PIXELS = 100_000_000
 LONGEST_SIDE = 20_000  # images with a longer side are refused
 WORKING_SIDE = 256  # pixels of the longer side during the search for ink
+RESIZED = "resized to fit."  # the note on an image without other preprocessing
 FAINTEST_INK = 0.12  # of the range from paper to black; anything fainter is a shadow
 
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """A prepared image, uint8 (1, size, size), and one line about the steps."""
+    """A prepared image, uint8 (c, h, w), and one line about the steps."""
 
     image: Tensor
     note: str
@@ -144,6 +146,29 @@ def fit(image: Image, channels: int, height: int, width: int) -> Tensor:
         canvas.paste(image, ((width - size[0]) // 2, (height - size[1]) // 2))
         image = canvas
     return torch.from_numpy(np.array(image).reshape(height, width, channels)).permute(2, 0, 1).contiguous()
+
+
+def prepare_for(image: Image, shape: tuple[int, int, int], data: str = "") -> Prepared:
+    """An image (c, h, w) for a model that was trained on the dataset `data`.
+
+    Digits are preprocessed as those of MNIST, or as pairs of them, if the model was trained on such images; any other
+    image is resized.
+    """
+    channels, height, width = shape
+    spec = parse(data) if find(data) else None
+    if spec is None or not spec.info.digit_side or spec.info.image_shape is None or spec.labels_per_image is None:
+        return Prepared(fit(image, channels, height, width), RESIZED)
+    side = min(height, width)
+    if spec.labels_per_image == 2:
+        prepared = prepare_pair(image, side, spec.options.shift)
+    else:
+        prepared = prepare_like_mnist(image, spec.info.digit_side * side // spec.info.image_shape[1])
+    side = prepared.image.shape[1]
+    if (channels, height, width) == prepared.image.shape:
+        return prepared
+    top, left = (height - side) // 2, (width - side) // 2
+    padded = F.pad(prepared.image, (left, width - side - left, top, height - side - top)).expand(channels, -1, -1)
+    return Prepared(padded, f"{prepared.note.rstrip('.')}, padded to {height}×{width}.")
 
 
 def prepare_like_mnist(image: Image, size: int = 28) -> Prepared:

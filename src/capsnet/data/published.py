@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from capsnet.data.progress import Report, bar
-from capsnet.data.sources.places import PlaceFailed, bound, download_url, sha256_of
+from capsnet.data.sources.places import PlaceFailed, Report, bound, download_url
 from capsnet.errors import UserError
+from capsnet.files import sha256
 
 
 @dataclass(frozen=True)
@@ -21,8 +21,10 @@ class Published:
     sha256: str
 
 
-def fetch_missing(title: str, folder: Path, files: Sequence[Published], address: str, progress: bool | None) -> None:
+def fetch_missing(title: str, folder: Path, files: Sequence[Published], address: str) -> None:
     """Download the files that a folder lacks; a file ending in .gz may also be there unpacked."""
+    from capsnet.terminal import Counter
+
     if not folder.is_dir():
         raise UserError(
             f"{folder} is not a folder: check the path, or create the folder, and {title} is downloaded into it from "
@@ -30,7 +32,7 @@ def fetch_missing(title: str, folder: Path, files: Sequence[Published], address:
         )
     missing = [file for file in files if not has(folder, file.name)]
     try:
-        with bar(title, sum(file.size for file in missing), progress, in_bytes=True) as report:
+        with Counter(title, sum(file.size for file in missing), in_bytes=True) as report:
             for k, file in enumerate(missing):
                 fetch(file, folder, address, sum(each.size for each in missing[:k]), report)
     except (PlaceFailed, OSError) as error:
@@ -50,7 +52,7 @@ def fetch(file: Published, folder: Path, address: str, before: int, report: Repo
     partial = folder / f".partial-{os.getpid()}-{file.name}"
     try:
         download_url(f"{address}/{file.name}", partial, bound(file.size), before, report)
-        if sha256_of(partial) != file.sha256:
+        if sha256(partial) != file.sha256:
             raise PlaceFailed(f"{file.name} does not have the expected SHA-256")
         os.replace(partial, folder / file.name)
     finally:

@@ -137,7 +137,6 @@ class Request:
     train_limit: int = 0
     image_size: Size = None
     channels: int | None = None
-    progress: bool | None = None
 
     def __post_init__(self) -> None:
         if self.validation < 0:
@@ -222,7 +221,6 @@ def load(
     train_limit: int = 0,
     image_size: Size = None,
     channels: int | None = None,
-    progress: bool | None = None,
 ) -> Splits:
     """The splits of a dataset, downloaded on first use.
 
@@ -232,9 +230,7 @@ def load(
 
     >>> load("mnist", validation=5000).train  # doctest: +SKIP
     """
-    return load_request(
-        Request(parse(name), validation, validation_choice, seed, train_limit, image_size, channels, progress)
-    )
+    return load_request(Request(parse(name), validation, validation_choice, seed, train_limit, image_size, channels))
 
 
 def load_request(request: Request) -> Splits:

@@ -44,7 +44,7 @@ FILES = (
 def load(request: Request) -> Splits[Views]:
     """The splits of the files in a folder."""
     folder, name = request.spec.path, f"smallnorb:{request.spec.path.name}"
-    fetch_missing("smallNORB", folder, FILES, ADDRESS, request.progress)
+    fetch_missing("smallNORB", folder, FILES, ADDRESS)
     train, test = (read_half(folder, half, name) for half in (TRAIN, TEST))
     return splits_of(train, test, request)
 

@@ -52,7 +52,7 @@ def load_published(request: Request) -> Splits[Dataset]:
     """The splits of a dataset that consists of four published files."""
     info = request.spec.info
     assert info.source is not None
-    arrays = cache.read(info.source, progress=request.progress)
+    arrays = cache.read(info.source)
     parts = []
     for images, labels in (arrays[:2], arrays[2:]):
         pixels = torch.from_numpy(images if images.ndim == 4 else images[:, None])

@@ -33,7 +33,7 @@ FILES = (
 def load(request: Request) -> Splits[Dataset]:
     """The splits of the files in a folder."""
     folder, name = request.spec.path, f"svhn:{request.spec.path.name}"
-    fetch_missing("SVHN", folder, FILES, ADDRESS, request.progress)
+    fetch_missing("SVHN", folder, FILES, ADDRESS)
     trained_on = [TRAIN, *([EXTRA] if (folder / EXTRA).is_file() else [])]
     parts = []
     for files in (trained_on, [TEST]):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from capsnet import data
 from capsnet.evaluate import evaluate
 from capsnet.experiments.core.claims import Claim, higher, measured, too_close
-from capsnet.experiments.core.networks import parameters, with_width
+from capsnet.experiments.core.networks import with_width
 from capsnet.experiments.core.plan import (
     Budget,
     Experiment,
@@ -26,6 +26,7 @@ from capsnet.experiments.core.plan import (
     tiny,
     with_model,
 )
+from capsnet.models.registry import parameters
 from capsnet.train.config import Config
 from capsnet.train.loop import Result
 from capsnet.train.presets import get_preset

@@ -15,9 +15,10 @@ import torch
 
 from capsnet.evaluate import wilson_interval
 from capsnet.experiments.core.claims import Claim, Measured, at_most
-from capsnet.experiments.core.networks import capsule_training, cnn_training, parameters
+from capsnet.experiments.core.networks import capsule_training, cnn_training
 from capsnet.experiments.core.plan import Budget, Experiment, Record, Row, average, by_method, tiny
 from capsnet.experiments.table1 import config_of, less
+from capsnet.models.registry import parameters
 from capsnet.timing import timed
 from capsnet.train import runs
 from capsnet.train.config import Config

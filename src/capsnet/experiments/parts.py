@@ -119,13 +119,13 @@ class Parts(Experiment):
         capsnet = f"capsule of the true class ({plan.capsnet.class_dim})"
         cnn = f"last hidden layer ({plan.cnn.hidden[-1]})"
         return [
-            Row("capsnet", trained_as(plan, plan.capsnet, seed), shown("capsnet", capsnet)),
+            Row("capsnet", trained_as(plan, plan.capsnet, seed), cells("capsnet", capsnet)),
             Row(
                 "capsnet-no-decoder",
                 trained_as(plan, replace(plan.capsnet, decoder=()), seed),
-                shown("capsnet-no-decoder", capsnet),
+                cells("capsnet-no-decoder", capsnet),
             ),
-            Row("cnn", trained_as(plan, plan.cnn, seed), shown("cnn", cnn)),
+            Row("cnn", trained_as(plan, plan.cnn, seed), cells("cnn", cnn)),
         ]
 
     def measure(self, row: Row, result: Result) -> dict[str, Any]:
@@ -217,7 +217,7 @@ def trained_as(plan: Plan, model: ModelConfig, seed: int) -> Config:
     )  # fmt: skip
 
 
-def shown(method: str, numbers: str) -> dict[str, str]:
+def cells(method: str, numbers: str) -> dict[str, str]:
     return {"network": NETWORKS[method], "pose read from": numbers}
 
 

@@ -23,11 +23,11 @@ from capsnet.experiments.core.networks import (
     cnn_training,
     compact_capsules,
     compact_cnn,
-    parameters,
 )
 from capsnet.experiments.core.plan import Budget, Experiment, Record, Row, average, by_method, tiny
 from capsnet.experiments.core.results import Place
-from capsnet.io import checkpoint
+from capsnet.files import write_bytes
+from capsnet.models.registry import parameters
 from capsnet.train.config import Config
 from capsnet.train.presets import get_preset
 
@@ -173,7 +173,7 @@ def write_scans(folder: Path) -> None:
             for k in range(n // 2):
                 content = io.BytesIO()
                 Image.fromarray(draw_scan(random, bool(label))).save(content, "PNG")
-                checkpoint.write_bytes(place / f"{k:04d}.png", content.getvalue())
+                write_bytes(place / f"{k:04d}.png", content.getvalue())
 
 
 def draw_scan(random: np.random.Generator, lesion: bool, side: int = SCAN_SIDE) -> np.ndarray:

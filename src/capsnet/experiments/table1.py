@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from capsnet.evaluate import mean_and_std
 from capsnet.experiments.core.claims import Claim, at_most, lower, measured, too_close
-from capsnet.experiments.core.networks import AUTHORS_EPOCHS, capsule_training, cnn_training, parameters, shortfalls
+from capsnet.experiments.core.networks import AUTHORS_EPOCHS, capsule_training, cnn_training, shortfalls
 from capsnet.experiments.core.plan import (
     Budget,
     Experiment,
@@ -20,6 +20,7 @@ from capsnet.experiments.core.plan import (
     values,
     with_model,
 )
+from capsnet.models.registry import parameters
 from capsnet.train.config import Config
 
 if TYPE_CHECKING:

@@ -1,18 +1,15 @@
 """Weights and training state on disk: safetensors with JSON in the header, and never a pickle.
 
-Files are written under a temporary name in the same folder, flushed to disk and then renamed, so that a kill, a crash
-or a full disk leaves either the old file or the complete new one. Everything that is read is validated before use.
+Files are written atomically, so that a kill, a crash or a full disk leaves either the old file or the complete new one.
+Everything that is read is validated before use.
 """
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 import platform
 import re
 import subprocess
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +20,7 @@ from torch import Tensor, nn
 
 from capsnet import plugins
 from capsnet.errors import UserError, unknown
+from capsnet.files import write_bytes
 from capsnet.io import zoo
 from capsnet.io.records import Certificate
 from capsnet.models.base import Model
@@ -33,43 +31,6 @@ FORMAT = "2"
 READABLE = ("1", FORMAT)
 MODEL_FILE = "model.safetensors"
 STATE_FILE = "state.safetensors"
-
-
-def write_bytes(path: Path, content: bytes) -> None:
-    """Write a file atomically: at any moment either the old file or the complete new one exists."""
-    temporary = ""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(temporary, 0o666 & ~umask)  # mkstemp's 0600 is for secrets
-        os.replace(temporary, path)
-    except OSError as error:
-        raise not_written(path, error) from error
-    finally:
-        if temporary:
-            Path(temporary).unlink(missing_ok=True)  # already renamed if all went well
-
-
-def check_writable(path: Path) -> None:
-    """Refuse a path that cannot be written to before the work begins; leaves nothing behind."""
-    try:
-        folder = next(parent for parent in path.absolute().parents if parent.exists())
-        tempfile.TemporaryFile(dir=folder).close()
-    except OSError as error:
-        raise not_written(path, error) from error
-
-
-def not_written(path: Path, error: OSError) -> UserError:
-    kept = " The previous file is still good." if os.path.isfile(path) else ""
-    full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-    advice = "Free some space, then try again." if full else "Choose a place that can be written to."
-    return UserError(f"could not write {path}: {error.strerror}.{kept} {advice}")
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -83,16 +44,6 @@ def read_json(path: Path) -> Any:
         raise UserError(f"there is no {path}.") from None
     except (OSError, ValueError) as error:
         raise UserError(f"{path} is not readable JSON ({error}): restore it, or train again.") from None
-
-
-def leftovers(folder: Path) -> list[Path]:
-    """Temporary files of interrupted writes."""
-    return list(folder.glob(".*.part"))
-
-
-def remove_leftovers(folder: Path) -> None:
-    for part in leftovers(folder):
-        part.unlink(missing_ok=True)
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], record: dict[str, Any]) -> None:

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from capsnet import __version__, data
 from capsnet.errors import UserError, unknown
-from capsnet.io import checkpoint
+from capsnet.files import check_writable, write_bytes
 from capsnet.kernels import plain
 from capsnet.models.base import Model
 from capsnet.models.registry import model_to_dict
@@ -80,7 +80,7 @@ class Exportable(nn.Module):
 # ------------------------------------------------------------------------------------------------ writing
 
 
-def describe(model: Model) -> dict[str, Any]:
+def metadata(model: Model) -> dict[str, Any]:
     """The metadata of a file: class names, inputs and outputs with shapes and meanings, architecture, version."""
     exportable = Exportable(model)
     with plain(), torch.inference_mode():
@@ -114,7 +114,7 @@ def trace_program(model: Model) -> torch.export.ExportedProgram:
 def to_torch(model: Model) -> bytes:
     """The content of a .pt2: a program for `torch.export.load` with its metadata in `capsnet.json`."""
     file = io.BytesIO()
-    description = json.dumps(describe(model), ensure_ascii=False)
+    description = json.dumps(metadata(model), ensure_ascii=False)
     torch.export.save(trace_program(model), file, extra_files={RECORD: description})
     return file.getvalue()
 
@@ -125,7 +125,7 @@ def to_onnx(model: Model) -> bytes:
         library(name)
     if (size := sum(p.numel() * p.element_size() for p in model.parameters())) > LARGEST_ONNX:
         raise UserError(f"this model has {size / 1e9:.1f} GB and an ONNX file at most 2 GB: use --format torch.")
-    record = describe(model)
+    record = metadata(model)
     proto = convert(trace_program(model), list(record["outputs"]))
     tidy(proto)
     for key, value in record.items():
@@ -226,7 +226,7 @@ def trial_images(model: Model, n: int) -> Tensor:
     """Images (n, c, h, w) from 0 to 1: MNIST test digits if they fit and are cached, noise otherwise."""
     if tuple(model.config.image_shape) == (1, 28, 28) and data.is_cached("mnist"):
         try:
-            return data.load("mnist", progress=False).test.images[:n] / 255
+            return data.load("mnist").test.images[:n] / 255
         except UserError:
             pass  # export in spite of a damaged cache
     return torch.rand(n, *model.config.image_shape, generator=torch.Generator().manual_seed(0))
@@ -350,8 +350,8 @@ def export_model(
     on_stage("checking: comparing the file with the model")
     run = READERS[format](content)
     gaps = check(model, run)
-    checkpoint.write_bytes(path, content)
-    return Exported(path, len(content), describe(model), gaps, run)
+    write_bytes(path, content)
+    return Exported(path, len(content), metadata(model), gaps, run)
 
 
 def check_target(path: Path, format: str, force: bool) -> None:
@@ -367,4 +367,4 @@ def check_target(path: Path, format: str, force: bool) -> None:
         raise UserError(f"{path} is a folder: choose another name for the file.")
     if path.exists() and not force:
         raise UserError(f"{path} exists already: choose another name with --out, or overwrite it with --force.")
-    checkpoint.check_writable(path)
+    check_writable(path)

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from capsnet.errors import UserError, unknown
 from capsnet.evaluate import few
+from capsnet.files import sha256
 from capsnet.io import checkpoint, zoo
 from capsnet.models.base import Model
 from capsnet.models.config import ModelConfig
@@ -92,7 +93,7 @@ def create_model(
     from quick-mnist: stem (1 → 3 channels), primary, decoder (but fresh …); fresh: caps
     """
     source = open_trained(name) if pretrained else None
-    config, named, multi_label = describe(name, source)
+    config, named, multi_label = header_of(name, source)
     known = classes is not None or num_classes in (None, config.num_classes)
     names = choose_classes(named, num_classes, classes)
     shape = choose_shape(image_shape or config.image_shape, image_size, choose_channels(channels, in_chans))
@@ -128,7 +129,7 @@ def open_trained(name: str) -> Model:
     return checkpoint.load(name)
 
 
-def describe(name: str, source: Model | None) -> tuple[ModelConfig, tuple[str, ...], bool]:
+def header_of(name: str, source: Model | None) -> tuple[ModelConfig, tuple[str, ...], bool]:
     """Config, class names, and whether the model is multi-label."""
     if source is not None:
         return source.config, source.classes, source.multi_label
@@ -191,7 +192,7 @@ def take_over(model: Model, source: Model, name: str, by_name: bool = True) -> L
             adapted[key] = how
         else:
             loaded.append(key)
-    report = LoadReport(name, zoo.sha256(checkpoint.model_file(name)), tuple(loaded), adapted, tuple(fresh))
+    report = LoadReport(name, sha256(checkpoint.model_file(name)), tuple(loaded), adapted, tuple(fresh))
     check_worth(report, model)
     log.info("%s", report)
     return report

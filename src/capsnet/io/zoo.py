@@ -7,11 +7,11 @@ they are used.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from pathlib import Path
 
 from capsnet.errors import UserError, unknown
+from capsnet.files import sha256
 from capsnet.io.records import Card
 
 FOLDER = Path(__file__).resolve().parent.parent / "weights"
@@ -53,8 +53,3 @@ def weight_file(name: str) -> Path:
             f"the weights of {name} are damaged: the SHA-256 of {path} differs from its card. Install capsnet again."
         )
     return path
-
-
-def sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

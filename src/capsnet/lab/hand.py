@@ -1,7 +1,7 @@
 """Routing by hand: any registered algorithm on a few votes in the plane.
 
-The numbers come from the algorithm itself and from its trace. Learnt parameters have their initial values, the same for
-every request, and all lower capsules are active.
+The numbers come from the algorithm itself and from its trace. Learnt parameters have initial values that suit votes of
+this size, the same for every request, and all lower capsules are active.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from capsnet.routing.base import ALL, ROUTINGS, Routing, Sizes, Trace
 
 PLANE = 2  # dimensions of all poses
 SEED = 0
+SPREAD = 0.3  # of votes that agree roughly; the page draws votes of length about 1
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,7 @@ def prepared(name: str, options: Mapping[str, Any], lower: int, upper: int) -> R
         torch.manual_seed(SEED)
         routing.build(Sizes(lower, PLANE, upper, PLANE, types=lower))
         routing.reset_parameters()
+        routing.expect_spread(SPREAD)
     return routing.eval()
 
 

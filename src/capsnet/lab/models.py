@@ -20,7 +20,7 @@ from typing import Any
 import safetensors
 import torch
 
-from capsnet.data.registry import find, name_of
+from capsnet.data.registry import name_of
 from capsnet.errors import UserError, unknown
 from capsnet.io import checkpoint, zoo
 from capsnet.io.records import Card, Certificate
@@ -29,9 +29,9 @@ from capsnet.models.base import Model
 from capsnet.models.config import ModelConfig
 from capsnet.models.registry import build, model_from_dict
 from capsnet.nn.decoder import Decoder
+from capsnet.notice import say
 from capsnet.routing.base import ROUTINGS, options_for
 from capsnet.routing.options import RoutingOptions
-from capsnet.terminal import say
 
 IN_MEMORY = 4
 FAVOURITES = ("quick-mnist", "best-mnist")  # the first one fits on one screen
@@ -70,13 +70,13 @@ class Entry:
 
     @property
     def data(self) -> str:
-        """The dataset it was trained on; the path of a folder of images stays private."""
-        return name_of(str(Certificate.of_header(self.record["certificate"]).config.get("data", "")))
+        """The name of the dataset it was trained on; the path of a folder of images stays private."""
+        return name_of(self.trained_on)
 
     @property
-    def sees_digits(self) -> bool:
-        info = find(self.data)
-        return info is not None and info.digit_side > 0
+    def trained_on(self) -> str:
+        """The dataset with its options or path."""
+        return str(Certificate.of_header(self.record["certificate"]).config.get("data", ""))
 
     @cached_property
     def description(self) -> dict[str, Any]:
@@ -183,7 +183,7 @@ class Shelf:
             self._loaded.move_to_end(name)
             return self._loaded[name]
 
-    def describe(self) -> dict[str, Any]:
+    def listing(self) -> dict[str, Any]:
         return {"default": self.default, "models": [entry.description for entry in self.entries.values()]}
 
 

@@ -19,6 +19,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from capsnet.errors import UserError, unknown
 
 BOUNDS: dict[str, tuple[float, float]] = {"iterations": (1, 10)}  # the most work that one request may ask for
+MOST = 10  # of any other integer without bounds of its own, which may count steps too
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,8 @@ def control(field: Field[Any], hint: Any, value: Any, helps: Mapping[str, str]) 
     kind = "choice" if get_origin(hint) is Literal else names.get(hint)
     if kind is None or field.metadata.get("training"):
         return None
-    low, high = BOUNDS.get(field.name, (field.metadata.get("min"), field.metadata.get("max")))
+    most = max(MOST, value) if kind == "int" else None
+    low, high = BOUNDS.get(field.name, (field.metadata.get("min"), field.metadata.get("max", most)))
     choices = tuple(map(str, get_args(hint))) if kind == "choice" else ()
     return Control(field.name, kind, value, helps.get(field.name, ""), low, high, choices)  # type: ignore[arg-type]
 

@@ -52,7 +52,7 @@ class Download:
 
     def fetch(self) -> None:
         try:
-            self.test = data.load(self.name, validation=0, progress=False).test.in_memory()
+            self.test = data.load(self.name, validation=0).test.in_memory()
         except (UserError, OSError) as error:
             self.problem = str(error)
         finally:

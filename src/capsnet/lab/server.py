@@ -27,12 +27,12 @@ from starlette.exceptions import HTTPException as AnyHTTPException
 from torch import Tensor
 
 from capsnet import __version__
-from capsnet.data.photo import fit, open_bounded, prepare_like_mnist, upright_on_white
+from capsnet.data.photo import open_bounded, prepare_for, upright_on_white
 from capsnet.errors import UserError
 from capsnet.lab import inference, protocol
 from capsnet.lab.hand import Offer, by_hand, offers
 from capsnet.lab.models import Entry, Shelf
-from capsnet.lab.samples import Digits, NotYet, centred
+from capsnet.lab.samples import Digits, NotYet
 from capsnet.lab.security import Guard
 
 STATIC = Path(__file__).resolve().parent / "static"
@@ -221,7 +221,7 @@ async def health(lab: TheLab) -> Health:
 @api.get("/models")
 async def models(lab: TheLab) -> Models:
     """The available models and what can be shown of each."""
-    return Models(**lab.shelf.describe())
+    return Models(**lab.shelf.listing())
 
 
 @api.get("/models/{name}/decoder", response_class=Response, responses=FRAME_OUT)
@@ -296,7 +296,7 @@ async def photo(request: Request, lab: TheLab, model: ModelName = None) -> Frame
 
 
 def read_photo(body: bytes, entry: Entry) -> inference.Answer:
-    """A digit is prepared like MNIST and centred; any other image is scaled to fit."""
+    """An uploaded image, prepared for the model as `capsnet predict` prepares a file."""
     with open_bounded(io.BytesIO(body), "the image") as picture:
         if picture.format not in PHOTO_FORMATS:
             raise UserError(f"the image is {picture.format}: use PNG, JPEG, WebP, GIF or BMP.")
@@ -308,10 +308,8 @@ def read_photo(body: bytes, entry: Entry) -> inference.Answer:
             image = upright_on_white(picture)
         except Exception as error:  # decoders raise all kinds of exceptions on broken data
             raise UserError(f"the image is damaged ({error}): save it again.") from None
-    if not entry.sees_digits:
-        return {"note": "scaled to fit."}, {"pixels": fit(image, *entry.image_shape).float() / 255}
-    prepared = prepare_like_mnist(image)
-    return {"note": prepared.note}, {"pixels": centred(prepared.image.float() / 255, entry.image_shape)}
+    prepared = prepare_for(image, entry.image_shape, entry.trained_on)
+    return {"note": prepared.note}, {"pixels": prepared.image.float() / 255}
 
 
 @api.get("/routings")

@@ -24,11 +24,12 @@ from torch import Tensor
 from capsnet.data import Examples
 from capsnet.errors import UserError
 from capsnet.evaluate import Evaluation
-from capsnet.io.checkpoint import write_bytes
+from capsnet.files import write_bytes
 from capsnet.io.records import Certificate
 from capsnet.models.base import Model
 from capsnet.report import figures
 from capsnet.report.tables import Table
+from capsnet.routing import Trace
 from capsnet.timing import clock
 
 COLUMNS = 10  # of the reconstructions, correct and wrong
@@ -311,18 +312,18 @@ def most_confused(evaluation: Evaluation, most: int = 5) -> str:
 
 
 def inside(model: Model, dataset: Examples, evaluation: Evaluation) -> list[str]:
-    """Reconstructions, poses and routing."""
-    if not model.shown()["capsules"]:
+    """Reconstructions, poses and routing, as far as the model's output has them."""
+    example = doubtful(evaluation)
+    image = pictures(dataset, [example])
+    seen = model.predict(image, trace=True)
+    if seen.poses is None:
         missing = "This network has no capsules: there are no poses to decode and no routing to show."
         return [section("Inside the network", paragraph(missing))]
-    if model.decoder is None:
+    routing = [one_routing(model, evaluation, example, image[0], seen.trace)] if seen.trace else []
+    if seen.reconstructions is None:
         missing = "This model has no decoder, so there are no reconstructions and no pose grid."
-        return [section("Reconstructions", paragraph(missing)), one_routing(model, dataset, evaluation)]
-    return [
-        reconstructed(model, dataset, evaluation),
-        poses(model, dataset, evaluation),
-        one_routing(model, dataset, evaluation),
-    ]
+        return [section("Reconstructions", paragraph(missing)), *routing]
+    return [reconstructed(model, dataset, evaluation), poses(model, dataset, evaluation), *routing]
 
 
 def pictures(dataset: Examples, which: Sequence[int]) -> Tensor:
@@ -339,8 +340,8 @@ def examples_by_class(evaluation: Evaluation) -> dict[int, int]:
 
 def names_of(members: Tensor, classes: Sequence[str]) -> str:
     """A set of classes (j,) as a caption."""
-    names = "+".join(figures.shown(classes[int(k)], int(k), 8) for k in members.nonzero())
-    return figures.shown(names, most=9) or "none"
+    names = "+".join(figures.short_name(classes[int(k)], int(k), 8) for k in members.nonzero())
+    return figures.short_name(names, most=9) or "none"
 
 
 @torch.inference_mode()
@@ -410,21 +411,17 @@ def poses(model: Model, dataset: Examples, evaluation: Evaluation) -> str:
     return section("Pose dimensions", paragraph(text), grids[0][1], *(folded(*grid) for grid in grids[1:]))
 
 
-def one_routing(model: Model, dataset: Examples, evaluation: Evaluation) -> str:
+def one_routing(model: Model, evaluation: Evaluation, example: int, image: Tensor, trace: Trace) -> str:
     """The routing of one example: the least certain one that is still correct."""
-    example = doubtful(evaluation)
-    image = pictures(dataset, [example])[0]
-    trace = model.predict(image[None], trace=True).trace
-    assert trace is not None
     label = int(torch.where(evaluation.targets[example].bool(), evaluation.activations[example], -1.0).argmax())
     place = model.shown().get("routed_grid")
     grid = (place[0], place[1]) if place else None
     figure = figures.routing(trace, evaluation.classes, true=label, image=image, grid=grid)
-    alt = f"Couplings, capsule lengths and entropy over {len(trace.couplings)} routing iterations for one test image."
-    caption = "Each capsule sends more of its output to the class whose pose agrees with its prediction."
+    alt = f"Couplings, activations and entropy over {len(trace.couplings)} routing iterations for one test image."
+    caption = "The couplings say how each lower capsule divides its output among the classes."
     if grid:
         caption += " Discs: contribution of the capsules at each position to the class; hollow if negative."
-    return section("Routing by agreement", drawn(figure, alt, caption))
+    return section("Routing", drawn(figure, alt, caption))
 
 
 def doubtful(evaluation: Evaluation) -> int:
@@ -449,7 +446,7 @@ def next_steps(folder: Path, model: Model, certificate: Certificate) -> str:
         ("Train the paper's network on the same data:", f"capsnet train --preset paper{data}"),
         ("Train on your own images, one subfolder per class:", "capsnet train --data folder:PATH"),
     ]
-    if getattr(model, "decoder", None) is None:
+    if model.decoder is None:
         commands.pop(1)
     lines = "\n".join(f"# {why}\n{command}" for why, command in commands)
     python = f"import capsnet\n\nmodel = capsnet.load({str(folder)!r})\nmodel.predict(images).labels"

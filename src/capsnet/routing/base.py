@@ -128,6 +128,9 @@ class Routing(nn.Module):
     def reset_parameters(self, init: str = "default") -> None:
         """Initialise the parameters; called by the layer after `build`."""
 
+    def expect_spread(self, spread: float) -> None:
+        """Adapt the initial parameters to votes that spread by this much: the Lab's votes are larger than a layer's."""
+
     def initial_std(self) -> float | None:
         """Standard deviation of the layer's initial transformations; None leaves it to the layer."""
         return None

@@ -122,8 +122,11 @@ class EMRouting(Routing):
         return 0.3
 
     def reset_parameters(self, init: str = "default") -> None:
-        nn.init.constant_(self.beta_u, -0.5 * math.log((self.initial_std() * LENGTH) ** 2 + FLOOR))
+        self.expect_spread(self.initial_std() * LENGTH)
         nn.init.zeros_(self.beta_a)
+
+    def expect_spread(self, spread: float) -> None:
+        nn.init.constant_(self.beta_u, -0.5 * math.log(spread**2 + FLOOR))
 
     def by_class(self, name: str, tensor: Tensor) -> Tensor | None:
         return tensor

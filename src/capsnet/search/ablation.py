@@ -13,25 +13,24 @@ import re
 import shutil
 import statistics
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from capsnet.errors import UserError, unknown
-from capsnet.evaluate import mean_and_std
-from capsnet.experiments.core import results as kept
-from capsnet.experiments.core.conduct import Show, is_done, move_away, same_training, save_picture
-from capsnet.experiments.core.plan import Record, Row, Table
-from capsnet.io import checkpoint
+from capsnet.evaluate import mean_and_std, student
+from capsnet.experiments.core.conduct import Show, finish_row, is_done, save_picture
+from capsnet.experiments.core.plan import Experiment, Record, Row, Table
+from capsnet.experiments.core.results import Place, Results, opened
+from capsnet.files import Lock
 from capsnet.search.base import FAILURES, check_base, check_name, ingredients, reason
 from capsnet.search.space import read_values, train_flags, value_of, with_values, written
-from capsnet.train import loop, runs
 from capsnet.train.config import Config
 from capsnet.train.records import from_dict
 
-RESULTS, RUNS = Path("results/ablation"), Path("runs/ablation")
+PLACE = Place(Path("results/ablation"), Path("runs/ablation"))
 BASE, TOGETHER, ALL = "base", "together", "all"
 VARIANTS = {  # name: what it changes, and what that means
     "reconstruction": ("loss.reconstruction=0.01", "reconstruction weighs twenty times as much as in the paper"),
@@ -52,18 +51,18 @@ VARIANTS = {  # name: what it changes, and what that means
 }
 AUTHORS = ("half-mean", "primary-factor", "init", "bias", "exponential")  # those of the authors' code
 LONGEST = 200  # characters of a variant's name, which names a folder
-# Student's t at 97.5 % for 1 to 9 degrees of freedom
-STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 
 
 @dataclass(frozen=True)
-class Plan:
+class Ablation(Experiment):
     """What is trained: a base, its variants (by name, or as FIELD=VALUE+FIELD=VALUE) and the seeds."""
 
     name: str
     base: Config
     variants: tuple[str, ...]
     seeds: int = 3
+
+    columns = MappingProxyType({"error_percent": "validation error, %"})
 
     def __post_init__(self) -> None:
         check_name(self.name, "--name")
@@ -86,10 +85,10 @@ class Plan:
                 made[name] = config
         return made
 
-    def rows(self) -> list[Row]:
+    def all_rows(self) -> list[Row]:
         """Every training, one seed after another."""
-        made = self.configs()
-        return [Row(name, replace(c, seed=self.base.seed + k)) for k in range(self.seeds) for name, c in made.items()]
+        seeds, made = range(self.base.seed, self.base.seed + self.seeds), self.configs()
+        return [Row(name, replace(config, seed=k), validated=True) for k in seeds for name, config in made.items()]
 
 
 def values_of(name: str, base: Config) -> dict[str, Any]:
@@ -123,18 +122,20 @@ def chosen(words: Iterable[str], base: Config) -> tuple[str, ...]:
 class Conducted:
     """The results of an ablation, and why trainings failed, by name."""
 
-    results: kept.Results
+    results: Results
     failed: Mapping[str, str]
 
 
-def conduct(plan: Plan, show: Show | None = None, results: Path = RESULTS, trainings: Path = RUNS) -> Conducted:
+def conduct(ablation: Ablation, show: Show | None = None) -> Conducted:
     """Train what an ablation still lacks and return all its records."""
-    show, rests_on = show or Show(), ingredients(plan.base)
-    with alone(plan.name, trainings / plan.name):
-        found, moved = kept.opened(results / f"{plan.name}.json", "ablation", plan.base.preset)
+    show, rests_on, budget = show or Show(), ingredients(ablation.base), ablation.base.preset
+    folder = PLACE.run(ablation.name, budget, "")
+    folder.mkdir(parents=True, exist_ok=True)
+    with Lock(folder):
+        found, moved = opened(PLACE.results / f"{ablation.name}.json", "ablation", budget)
         if moved:
             show.set_aside(moved)
-        rows = plan.rows()
+        rows = ablation.all_rows()
         left = [row for row in rows if not is_done(found.find(row.name), row)]
         if other := next((row.name for row in left if found.find(row.name)), None):
             raise UserError(f"{found.path} has {other} with other settings than these: choose another --name.")
@@ -144,31 +145,13 @@ def conduct(plan: Plan, show: Show | None = None, results: Path = RESULTS, train
                 f"choose another --name."
             )
         show.planned(rows, left, None)
-        failed = train_all(left, trainings / plan.name, found, rests_on, show)
+        failed = train_all(ablation, left, found, rests_on, show)
     names = {row.name for row in rows}
     return Conducted(replace(found, rows=[record for record in found.rows if record.name in names]), failed)
 
 
-@contextmanager
-def alone(name: str, folder: Path) -> Iterator[None]:
-    """Hold the lock of an ablation, and leave no empty folder behind."""
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        lock = runs.Lock(folder)
-    except runs.Taken:
-        raise UserError(f"the ablation '{name}' is running already: wait for it, or use another --name.") from None
-    try:
-        yield
-    finally:
-        if [path.name for path in folder.iterdir()] == [runs.LOCK_FILE]:
-            shutil.rmtree(folder)
-            with suppress(OSError):  # other ablations are in it
-                folder.parent.rmdir()
-        lock.release()
-
-
 def train_all(
-    rows: Sequence[Row], folder: Path, found: kept.Results, rests_on: Mapping[str, Any], show: Show
+    ablation: Ablation, rows: Sequence[Row], found: Results, rests_on: Mapping[str, Any], show: Show
 ) -> dict[str, str]:
     """Train rows into `found`; why others failed. Without its base, a seed has nothing to compare."""
     failed: dict[str, str] = {}
@@ -177,36 +160,19 @@ def train_all(
             continue
         watchers = show.started(row)
         try:
-            record = trained(row, folder / row.name, watchers)
+            record = finish_row(ablation, found.budget, row, PLACE, watchers)
+            if diverged := record.outcome.get("diverged"):
+                raise UserError(diverged)
         except FAILURES as failure:
             useless = row.method == BASE and not found.rows
             if useless or isinstance(failure.__cause__, OSError):  # the others would fail too
                 raise
             failed[row.name] = reason(failure)
+            shutil.rmtree(PLACE.run(ablation.name, found.budget, row.name), ignore_errors=True)
         else:
             found.put(replace(record, more=dict(rests_on)))
             show.ended(row, record)
-        shutil.rmtree(folder / row.name, ignore_errors=True)  # the record has all there is to know
     return failed
-
-
-def trained(row: Row, folder: Path, watchers: list[loop.Watcher]) -> Record:
-    """The record of one training, started or resumed."""
-    assert row.config is not None
-    file = folder / runs.CONFIG_FILE
-    if file.exists() and not same_training(checkpoint.read_json(file), row.config):
-        move_away(folder)  # an unfinished training with other settings
-    run = loop.resume(folder) if runs.can_go_on(folder) else loop.start(row.config, folder)
-    judged = loop.train_and_validate(run, watchers).summary()
-    curve = [[r["epoch"], r["validation_error_percent"]] for r in runs.read_metrics(folder) if r["kind"] == "epoch"]
-    return Record(
-        name=row.name,
-        method=row.method,
-        seed=row.seed,
-        outcome={**judged, "curve": curve},
-        seconds=round(run.seconds, 1),
-        certificate=loop.birth_certificate(run),
-    )
 
 
 # --- Outcome ---------------------------------------------------------------------------------------------------
@@ -252,12 +218,6 @@ def half_interval(differences: Sequence[float], image: float) -> float:
     return student(seeds - 1) * max(statistics.stdev(differences), counting) / math.sqrt(seeds)
 
 
-def student(free: int) -> float:
-    """Student's t at 97.5 %."""
-    z = 1.959964
-    return STUDENT[free - 1] if free <= len(STUDENT) else z + (z**3 + z) / (4 * free) + 2.8 / free**2
-
-
 def what(name: str, base: Config) -> str:
     """A variant in words."""
     if "=" in name:
@@ -284,7 +244,7 @@ def table(told: Sequence[Mapping[str, Any]]) -> Table:
     return Table(["variant", "what it is", "validation error, %", "difference", "seeds", "training"], rows, [note])
 
 
-def draw(plan: Plan, told: Sequence[Mapping[str, Any]], results: Path = RESULTS) -> Path:
+def draw(ablation: Ablation, told: Sequence[Mapping[str, Any]]) -> Path:
     """The errors as bars, most helpful variant first; returns the path of the PNG."""
     from capsnet.report import figures
 
@@ -294,9 +254,10 @@ def draw(plan: Plan, told: Sequence[Mapping[str, Any]], results: Path = RESULTS)
         colour = figures.VERMILLION if o["name"] == BASE else figures.BLUE if o["sure"] else figures.PALETTE[5]
         bars.append(figures.Bar(label, o["error_percent"], colour, o["std"]))
     note = (
-        f"Validation error, mean and standard deviation over {plan.seeds} seed{'s' if plan.seeds > 1 else ''}. Dark "
-        f"blue: the 95 % interval of the difference excludes zero"
+        f"Validation error, mean and standard deviation (seeds: {ablation.seeds}). Dark blue: the 95 % interval of the "
+        f"difference excludes zero"
     )
     height = 90 + (26 + 12 * max(bar.label.count("\n") for bar in bars)) * len(bars)
-    save_picture(figures.bars(f"Variants of {plan.base.preset}", note, {"": bars}, height=height), results / plan.name)
-    return results / f"{plan.name}.png"
+    drawn = figures.bars(f"Variants of {ablation.base.preset}", note, {"": bars}, height=height)
+    save_picture(drawn, PLACE.results / ablation.name)
+    return PLACE.results / f"{ablation.name}.png"

@@ -7,7 +7,8 @@ from typing import Any
 
 from capsnet import data
 from capsnet.errors import UserError
-from capsnet.io import checkpoint, zoo
+from capsnet.files import sha256
+from capsnet.io import checkpoint
 from capsnet.io.leakage import check_unseen
 from capsnet.train import runs
 from capsnet.train.config import Config
@@ -32,7 +33,7 @@ def check_base(base: Config) -> None:
 
 def ingredients(base: Config) -> dict[str, Any]:
     """Checksums of what a training depends on besides its config: other models, and the user's own images."""
-    models = {name: zoo.sha256(checkpoint.model_file(name)) for name in (base.init, base.teacher) if name}
+    models = {name: sha256(checkpoint.model_file(name)) for name in (base.init, base.teacher) if name}
     images = data.parse(base.data).checksum()
     return {"models": models} | ({} if images is None else {"images": images})
 

@@ -28,11 +28,11 @@ from optuna.trial import FrozenTrial, TrialState
 from capsnet.errors import UserError
 from capsnet.evaluate import wilson_interval
 from capsnet.experiments.core.plan import Table
+from capsnet.files import check_writable, write_bytes
 from capsnet.io import checkpoint
 from capsnet.io.transfer import starting_from
 from capsnet.search.space import train_flags
 from capsnet.search.storage import FOLDER as TRAININGS
-from capsnet.search.storage import SQLITE
 from capsnet.search.study import KILLED, ended, flat
 from capsnet.train.config import Config
 from capsnet.train.presets import get_preset
@@ -125,17 +125,15 @@ def short(values: dict[str, Any]) -> str:
     return ", ".join(word.removeprefix("model.") for word in words)
 
 
-def cells_of(row: Row) -> list[str]:
-    low, high = wilson_interval(*row["errors"])
-    return [
-        str(row["number"]), f"{row['error_percent']:.2f}", f"{100 * low:.2f} to {100 * high:.2f}",
-        f"{row['seconds']:,.0f} s", str(row["epochs"]), f"{row['parameters']:,}", short(row["values"]),
-    ]  # fmt: skip
-
-
 def table(rows: Sequence[Row]) -> Table:
     columns = ["trial", "validation error, %", "95 % interval", "training", "epochs", "parameters", "values"]
-    return Table(columns, [cells_of(row) for row in rows])
+    cells = []
+    for row in rows:
+        low, high = wilson_interval(*row["errors"])
+        error, interval = f"{row['error_percent']:.2f}", f"{100 * low:.2f} to {100 * high:.2f}"
+        cost = [f"{row['seconds']:,.0f} s", str(row["epochs"]), f"{row['parameters']:,}"]
+        cells.append([str(row["number"]), error, interval, *cost, short(row["values"])])
+    return Table(columns, cells)
 
 
 def tables(found: dict[str, Any], most: int = 10) -> dict[str, Table]:
@@ -180,36 +178,38 @@ def html(found: dict[str, Any], drawn: dict[str, Figure]) -> str:
     """The page, figures included."""
     from capsnet.report import html
 
-    title, counts = f"Search {found['study']}", found["counts"]
-    told = (
-        f"{counts['complete']} trials complete, {counts['pruned']} pruned, {counts['fail']} failed. All errors are on "
-        f"validation images. The best trial was chosen on them, so its error is slightly optimistic. The test set was "
-        f"not used."
-    )
-    parts = [f"<header><h1>{escape(title)}</h1></header>{html.STYLE}{html.paragraph(told)}"]
-    if found["command"]:
-        parts.append(html.section("Train the best", f"<pre>{escape(found['command'])}</pre>"))
+    title, space = f"Search {found['study']}", html.facts(found["space"].items())
+    told = f"{counted(found)}. All errors are on validation images, on which the best trial was chosen: its error is "
+    told += "slightly optimistic. The test set was not used."
+    shared = html.facts((name, value) for name, value in flat(found["base"]).items() if name not in found["space"])
+    commands = [html.section(f"{what}", f"<pre>{escape(line)}</pre>") for what, line in next_steps(found).items()]
+    return html.page(title, [
+        f"<header><h1>{escape(title)}</h1></header>{html.STYLE}{html.paragraph(told)}", *commands,
+        *(html.drawn(figure, name) for name, figure in drawn.items()),
+        *(html.section(name, html.cells(each)) for name, each in tables(found).items()),
+        html.section("Search space", space, html.folded("Settings of all trials", shared)),
+    ])  # fmt: skip
+
+
+def counted(found: dict[str, Any]) -> str:
+    counts = found["counts"]
+    return f"{counts['complete']} trials complete, {counts['pruned']} pruned, {counts['fail']} failed"
+
+
+def next_steps(found: dict[str, Any]) -> dict[str, str]:
+    """What to do with the best trial → the command."""
+    steps = {"Train the best": found["command"]}
     if found["network"]:
-        evaluate = f"<pre>capsnet evaluate {escape(found['network'])}</pre>"
-        parts.append(html.section("Test the network of the best trial, once", evaluate))
-    parts += [html.drawn(figure, name) for name, figure in drawn.items()]
-    parts += [html.section(name, html.cells(each)) for name, each in tables(found).items()]
-    space = html.facts([*found["space"].items(), ("minutes per trial", found["minutes"] or None)])
-    own = {*found["space"], *(["epochs"] if found["minutes"] else [])}
-    shared = html.facts((name, value) for name, value in flat(found["base"]).items() if name not in own)
-    parts.append(html.section("Search space", space, html.folded("Settings of all trials", shared)))
-    return html.page(title, parts)
+        steps["Or test its network, which was kept"] = f"capsnet evaluate {shlex.quote(found['network'])}"
+    return {what: line for what, line in steps.items() if line}
 
 
 def check_place(name: str, storage: str, folder: Path = FOLDER) -> None:
     """Refuse to overwrite the report of another study, and a place that cannot be written to: before any trial."""
     file = folder / f"{name}.json"
-    checkpoint.check_writable(file)
-    if not file.exists():
-        return
-    found = checkpoint.read_json(file)
-    gone = storage.startswith(SQLITE) and not Path(storage.removeprefix(SQLITE)).exists()
-    if gone or not isinstance(found, dict) or found.get("storage") != storage:
+    check_writable(file)
+    found = checkpoint.read_json(file) if file.exists() else {"storage": storage}
+    if not isinstance(found, dict) or found.get("storage") != storage:
         raise UserError(f"{file} is about something else: choose another name with --study, or move that file away.")
 
 
@@ -226,5 +226,5 @@ def write(found: dict[str, Any], folder: Path = FOLDER) -> list[Path]:
     drawn = figures_of(found)
     for which, figure in drawn.items():
         save_picture(figure, folder / name / which)
-    checkpoint.write_bytes(page, html(found, drawn).encode())
+    write_bytes(page, html(found, drawn).encode())
     return [data, *(folder / name / f"{which}.png" for which in drawn), page]

@@ -210,8 +210,6 @@ def read_range(name: str, text: str, hint: Any) -> Range:
     if hint not in (int, float):
         raise UserError(f"--space {name}={text} is a range, but {name} is not a number: list its values, with commas.")
     numbers, _, scale = text.partition(":")
-    if name == "epochs" and re.fullmatch(r"\d+\.\.\d+", numbers):
-        hint = int
     low, high = [read_value(name, word, hint) for word in numbers.split("..", 1)]
     if scale not in ("", "log") or not low < high or (scale and low <= 0):
         raise UserError(

@@ -1,32 +1,30 @@
 """Where trials are stored: an SQLite file by default, or any database that Optuna supports.
 
-Workers share a storage and send heartbeats; the trial of a worker that falls silent is queued again. SQLite does not
-lock what it reads, so the workers on a machine take trials in turns (`Turn`).
+Workers share a storage and send heartbeats; the trial of a worker that falls silent is queued again, at most
+`MOST_RETRIES` times in all, because the trial itself may be what kills its workers.
 """
 
 from __future__ import annotations
 
 import re
-import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import optuna
 from optuna.exceptions import ExperimentalWarning, OptunaError, StorageInternalError
-from optuna.storages import RDBStorage
-from optuna.trial import FrozenTrial
+from optuna.storages import RDBStorage, RetryHeartbeatStaleTrialCallback
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from capsnet.errors import UserError
 from capsnet.search.base import check_name
-from capsnet.train import runs
 
 FOLDER = Path("runs/search")
 SQLITE = "sqlite:///"
 PATIENCE = 30.0  # seconds to wait while another process writes to SQLite
+MOST_RETRIES = 5
 
 
 def storage_url(storage: str, name: str) -> str:
@@ -39,33 +37,18 @@ def storage_url(storage: str, name: str) -> str:
     return storage if "://" in storage else f"{SQLITE}{storage or FOLDER / f'{name}.db'}"
 
 
-def shown(url: str) -> str:
-    """A URL without its password."""
+def lock_folder(url: str, name: str) -> Path:
+    """The folder that the workers of a study on this machine lock while one of them takes a trial."""
+    folder = Path(f"{url.removeprefix(SQLITE) if url.startswith(SQLITE) else FOLDER / name}.lock")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def without_password(url: str) -> str:
     try:
         return make_url(url).render_as_string(hide_password=True)
     except ArgumentError:
         return "given"
-
-
-class Turn:
-    """A lock between the workers of a storage on one machine, held while one of them takes a trial."""
-
-    def __init__(self, url: str, name: str) -> None:
-        self.folder = Path(f"{url.removeprefix(SQLITE) if url.startswith(SQLITE) else FOLDER / name}.lock")
-        self.lock: runs.Lock | None = None
-
-    def __enter__(self) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        while self.lock is None:
-            try:
-                self.lock = runs.Lock(self.folder)
-            except runs.Taken:
-                time.sleep(0.02)
-
-    def __exit__(self, *_: object) -> None:
-        if self.lock:
-            self.lock.release()
-            self.lock = None
 
 
 @contextmanager
@@ -78,14 +61,12 @@ def storage_errors(url: str) -> Iterator[None]:
     except (SQLAlchemyError, OptunaError) as error:
         why = (str(error.__cause__ or error).strip() or type(error).__name__).splitlines()[0]
         raise UserError(
-            f"cannot use the storage {shown(url)} ({why}): --storage takes a file name or an Optuna storage URL such "
-            f"as sqlite:///search.db or postgresql://user@host/search, which no other program may lock."
+            f"cannot use the storage {without_password(url)} ({why}): --storage takes a file name or an Optuna storage "
+            f"URL such as sqlite:///search.db or postgresql://user@host/search, which no other program may lock."
         ) from None
 
 
-def connect(
-    url: str, grace: int = 60, on_stale: Callable[[optuna.Study, FrozenTrial], None] | None = None
-) -> RDBStorage:
+def connect(url: str, grace: int = 60) -> RDBStorage:
     """The storage, with heartbeats: a worker that is silent for `grace` seconds counts as dead."""
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     options = {}
@@ -95,7 +76,7 @@ def connect(
     try:
         return RDBStorage(
             url, options, heartbeat_interval=max(1, grace // 3), grace_period=grace,
-            heartbeat_stale_trial_callback=on_stale,
+            heartbeat_stale_trial_callback=RetryHeartbeatStaleTrialCallback(max_retry=MOST_RETRIES),
         )  # fmt: skip
     except (ImportError, RuntimeError) as error:  # no driver, or tables of another version
         raise StorageInternalError(str(error.__context__ or error)) from None

@@ -1,8 +1,7 @@
 """A study: trials of one space in one storage, run by any number of workers.
 
 A trial is a training without the validation images, judged on them at its end; the test set is never used. With a
-time per trial, the number of epochs follows from the pace of its first steps, corrected by how earlier trials of the
-study deviated from theirs.
+time per trial, the number of epochs follows from the pace of its first steps.
 
 Pruning compares trials at the same tenth of their training, not at the same time, because a one-cycle schedule
 stretches with the training. It starts in the second half and needs five finished trials.
@@ -19,7 +18,6 @@ import os
 import random
 import secrets
 import shutil
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -29,14 +27,17 @@ from typing import Any
 
 import optuna
 from optuna.exceptions import StorageInternalError, UpdateFinishedTrialError
+from optuna.storages import RetryHeartbeatStaleTrialCallback
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from capsnet import __version__
 from capsnet.errors import UserError, unknown
+from capsnet.files import Lock, Taken
 from capsnet.io import checkpoint
 from capsnet.search.base import FAILURES, check_base, ingredients, reason
 from capsnet.search.space import Space, combinations, own_values, suggest
-from capsnet.search.storage import FOLDER, SQLITE, Turn, connect, shown, storage_errors
+from capsnet.search.storage import FOLDER, SQLITE, connect, lock_folder, storage_errors, without_password
+from capsnet.search.workers import INTERRUPTED
 from capsnet.train import loop, runs
 from capsnet.train.config import Config
 from capsnet.train.loop import Run, Watcher
@@ -49,10 +50,8 @@ PRUNERS = {
 }
 WAIT = 0.5  # seconds between two looks at a storage whose trials have all begun
 TELL = 5.0  # seconds between two updates on a running trial
-KILLS = 3  # killed workers after which a trial counts as failed: it may be the cause
-HOPELESS = 5  # failed trials after which a search stops if none succeeded; twice as many in a row otherwise
+HOPELESS = 10  # failed trials in a row after which a search stops: the cause is not a single trial's
 KILLED = "its worker was killed."
-INHERITED = ("folder", "queued", "kills", "replaces", "pace_factor")  # attributes of a trial that is queued again
 
 
 @dataclass(frozen=True)
@@ -96,7 +95,7 @@ class Budget:
 
 def ended(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
     """The finished trials, without those that were queued again."""
-    again = {number for trial in trials for number in trial.user_attrs.get("replaces", ())}
+    again = {number for trial in trials for number in RetryHeartbeatStaleTrialCallback.retry_history(trial)}
     return [trial for trial in trials if trial.state.is_finished() and trial.number not in again]
 
 
@@ -115,10 +114,10 @@ def open_study(name: str, url: str, task: Task, pruner: str = "median", grace: i
         raise unknown("pruner", pruner, PRUNERS)
     if grace < 5:
         raise UserError(f"--grace is a number of seconds, at least 5, got {grace}.")
-    with storage_errors(url), Turn(url, name):
+    with storage_errors(url), Lock(lock_folder(url, name), on_wait=lambda: None):
         study = optuna.create_study(
-            storage=connect(url, grace, lambda study, trial: put_back(study, trial, killed=True)), study_name=name,
-            load_if_exists=True, sampler=optuna.samplers.TPESampler(constant_liar=True), pruner=PRUNERS[pruner](),
+            storage=connect(url, grace), study_name=name, load_if_exists=True,
+            sampler=optuna.samplers.TPESampler(constant_liar=True), pruner=PRUNERS[pruner](),
         )  # fmt: skip
         if not study.user_attrs and not study.get_trials(deepcopy=False):
             study.set_user_attr("task", task.record())
@@ -126,7 +125,7 @@ def open_study(name: str, url: str, task: Task, pruner: str = "median", grace: i
         own, every = own_values(task.space, task.base), combinations(task.space, task.base)
         random.Random(0).shuffle(every)
         for values in sorted(every, key=lambda values: values != own) or [own]:  # the base's own values come first
-            study.enqueue_trial(values, {"queued": values}, skip_if_exists=True)
+            study.enqueue_trial(values, skip_if_exists=True)
     return study
 
 
@@ -150,10 +149,10 @@ def check_same(study: optuna.Study, url: str, wanted: dict[str, Any]) -> None:
     there, here = flat(study.user_attrs.get("task", {})), flat(wanted)
     name = next((name for name in [*here, *there] if there.get(name) != here.get(name)), None)
     how = f"differs in {name} ({there.get(name, 'none')} there, {here.get(name, 'none')} here)" if name else ""
-    how = "is about images that have changed since" if name == "images" else how
     how = how if there else "was not created by capsnet search"
     if how:
-        raise UserError(f"the study '{study.study_name}' in {shown(url)} {how}: choose another name with --study.")
+        place = without_password(url)
+        raise UserError(f"the study '{study.study_name}' in {place} {how}: choose another name with --study.")
 
 
 def flat(record: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -175,22 +174,21 @@ def work(
     study: optuna.Study, url: str, task: Task, budget: Budget, grace: int = 60,
     stop: Callable[[], bool] = lambda: False,
 ) -> None:  # fmt: skip
-    """Run trials until the budget is spent; at the end wait for other workers, because one of them may be killed."""
-    objective = Objective(task, FOLDER / study.study_name, Turn(url, study.study_name))
+    """Run trials until the budget is spent; at the end wait for other workers, because one of them may be killed.
+
+    SQLite does not lock what it reads, so the workers on a machine take trials in turns.
+    """
+    folder = FOLDER / study.study_name
     while not stop():
-        with storage_errors(url), objective.turn:
+        with storage_errors(url), Lock(lock_folder(url, study.study_name), on_wait=lambda: None) as turn:
             revive(study, grace)
             trials = study.get_trials(deepcopy=False)
-            tidy(trials, objective.folder)
+            tidy(trials, folder)
             if budget.spent(trials, task.minutes):
                 return
             stop_if_hopeless(trials)
             if not budget.all_begun(trials):
-                try:
-                    study.optimize(objective, n_trials=1, catch=FAILURES)
-                except ValueError:
-                    if not objective.lost:
-                        raise
+                study.optimize(Objective(task, folder, turn), n_trials=1, catch=FAILURES)
                 continue
         time.sleep(WAIT)
 
@@ -200,28 +198,22 @@ def revive(study: optuna.Study, grace: int) -> None:
     optuna.storages.fail_stale_trials(study)
     for trial in study.get_trials(states=(TrialState.RUNNING,)):
         began = trial.datetime_start or datetime.now()
-        if "worker" not in trial.user_attrs and datetime.now() - began > timedelta(seconds=2 * grace):
-            put_back(study, trial, killed=True)
+        if trial.user_attrs.get("began") != trial.number and datetime.now() - began > timedelta(seconds=2 * grace):
+            queue_again(study, trial.number)
             study.tell(trial.number, state=TrialState.FAIL)
 
 
-def put_back(study: optuna.Study, trial: FrozenTrial, killed: bool = False) -> None:
-    """Queue a trial again, to resume where it was; after several killed workers it counts as failed instead."""
-    kept = {name: trial.user_attrs[name] for name in INHERITED if name in trial.user_attrs}
-    kept |= {"kills": kept.get("kills", 0) + killed, "replaces": [*kept.get("replaces", []), trial.number]}
-    if kept["kills"] <= KILLS:
-        study.enqueue_trial({**kept.get("queued", {}), **trial.params}, kept)
+def queue_again(study: optuna.Study, number: int) -> None:
+    """Queue a trial again with its values and attributes, to resume where it was."""
+    RetryHeartbeatStaleTrialCallback()(study, study.get_trials()[number])
 
 
 def stop_if_hopeless(trials: Sequence[FrozenTrial]) -> None:
-    """Stop when every trial fails: the cause is not a single trial's."""
-    done = sorted(ended(trials), key=lambda trial: trial.datetime_complete or datetime.min)
-    failed = [trial.state == TrialState.FAIL for trial in done]
-    most = HOPELESS if all(failed) else 2 * HOPELESS
-    if len(done) >= most and all(failed[-most:]):
-        why = done[-1].user_attrs.get("failure", KILLED)
-        which = f"all {len(done)}" if all(failed) else f"the last {most}"
-        raise UserError(f"{which} trials failed; to start anew, use another --study. The last error: {why}")
+    """Stop when one trial after another fails."""
+    last = sorted(ended(trials), key=lambda trial: trial.datetime_complete or datetime.min)[-HOPELESS:]
+    if len(last) == HOPELESS and all(trial.state == TrialState.FAIL for trial in last):
+        why = last[-1].user_attrs.get("failure", KILLED)
+        raise UserError(f"the last {HOPELESS} trials failed; to start anew, use another --study. The last error: {why}")
 
 
 def tidy(trials: Sequence[FrozenTrial], folder: Path) -> None:
@@ -241,37 +233,32 @@ class Objective:
 
     task: Task
     folder: Path
-    turn: Turn
-    lost: bool = False  # whether other workers took the last trial over
+    turn: Lock
 
     def __call__(self, trial: Trial) -> float:
-        self.turn.__exit__()
+        self.turn.release()
         try:
-            self.lost = False
             return self.train(trial)
-        except UpdateFinishedTrialError:  # this worker was silent for too long, and others have queued the trial again
-            self.lost = True
-            raise
+        except (UpdateFinishedTrialError, Taken):  # others took the trial over while this worker was silent
+            raise SystemExit(INTERRUPTED) from None
         except FAILURES as failure:
-            if isinstance(failure, runs.Taken):  # by a worker that is about to notice that it lost the trial
-                time.sleep(TELL)
-                put_back(trial.study, frozen(trial), killed=True)
-            elif isinstance(failure.__cause__, OSError):  # a full disk is not the trial's fault
-                put_back(trial.study, frozen(trial))
+            if isinstance(failure.__cause__, OSError):  # a full disk is not the trial's fault
+                queue_again(trial.study, trial.number)
                 raise failure.__cause__ from None
             trial.set_user_attr("failure", reason(failure))
             raise
         except (KeyboardInterrupt, StorageInternalError, OSError):
-            put_back(trial.study, frozen(trial))
+            queue_again(trial.study, trial.number)
             raise
 
     def train(self, trial: Trial) -> float:
         config = suggest(trial, self.task.space, self.task.base)
+        trial.set_user_attr("began", trial.number)
+        trial.set_user_attr("worker", os.getpid())
         if "folder" not in trial.user_attrs:  # not named by number: another attempt has another one
             trial.set_user_attr("folder", f"network-{secrets.token_hex(6)}")
-        trial.set_user_attr("worker", os.getpid())
         folder = self.folder / trial.user_attrs["folder"]
-        run = loop.resume(folder) if runs.can_go_on(folder) else loop.start(self.paced(trial, config), folder)
+        run = loop.resume(folder) if runs.can_go_on(folder) else loop.start(paced(config, self.task.minutes), folder)
         trial.set_user_attr("config", to_dict(run.config))
         trial.set_user_attr("epochs", run.config.epochs)
         trial.set_user_attr("parameters", sum(p.numel() for p in run.model.parameters()))
@@ -283,17 +270,12 @@ class Objective:
         trial.set_user_attr("errors", [outcome.errors, outcome.n])
         return outcome.error_percent
 
-    def paced(self, trial: Trial, config: Config) -> Config:
-        """The config with as many epochs as fit into the time of a trial."""
-        if not self.task.minutes:
-            return config
-        factor = pace_factor(trial.study.get_trials(deepcopy=False), self.task.minutes)
-        trial.set_user_attr("pace_factor", factor)
-        return paced(config, self.task.minutes, factor)
 
-
-def frozen(trial: Trial) -> FrozenTrial:
-    return trial.study.get_trials()[trial.number]
+def paced(config: Config, minutes: float) -> Config:
+    """The config with as many epochs as fit into the time, by the pace of its first steps; 0 changes nothing."""
+    if not minutes:
+        return config
+    return replace(config, epochs=epochs_within(minutes, loop.prepare(config, Path())))
 
 
 class Reporter(Watcher):
@@ -332,18 +314,3 @@ class Reporter(Watcher):
     def sum_up(self, run: Run) -> None:
         self.trial.set_user_attr("curve", self.curve)
         self.trial.set_user_attr("seconds", round(run.seconds, 2))
-
-
-# --- Time per trial --------------------------------------------------------------------------------------------
-
-
-def paced(config: Config, minutes: float, factor: float = 1.0) -> Config:
-    """The config with as many epochs as fit into the time if each takes `factor` times what its first steps suggest."""
-    return replace(config, epochs=epochs_within(minutes, loop.prepare(config, Path()), factor))
-
-
-def pace_factor(trials: Sequence[FrozenTrial], minutes: float) -> float:
-    """How much longer the trials so far took than their first steps suggested: the median, within a factor of two."""
-    complete = [trial.user_attrs for trial in trials if trial.state == TrialState.COMPLETE]
-    factors = [said["seconds"] / (60 * minutes) * said["pace_factor"] for said in complete if "pace_factor" in said]
-    return min(max(statistics.median(factors or [1.0]), 0.5), 2.0)

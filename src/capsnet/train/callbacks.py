@@ -11,7 +11,8 @@ import torch
 from rich.progress import TextColumn
 
 from capsnet.kernels import plain
-from capsnet.terminal import LOG_SECONDS, bar, say
+from capsnet.notice import say
+from capsnet.terminal import LOG_SECONDS, bar
 from capsnet.timing import clock
 from capsnet.train.loop import Run, Watcher
 

@@ -24,17 +24,18 @@ from torch import nn
 from capsnet.data import Batch, Batches, Splits
 from capsnet.data import load as load_data
 from capsnet.data import parse as parse_data
-from capsnet.data.progress import notice
 from capsnet.data.seeds import generator
 from capsnet.errors import UserError
 from capsnet.evaluate import Evaluation, evaluate
-from capsnet.io import checkpoint, zoo
+from capsnet.files import Lock, remove_leftovers, sha256
+from capsnet.io import checkpoint
 from capsnet.io.leakage import check_unseen, fingerprint
 from capsnet.io.records import Certificate
 from capsnet.io.transfer import open_teacher, start_from
 from capsnet.models.base import Losses, Model
 from capsnet.models.registry import build
 from capsnet.nn.losses import teacher_loss
+from capsnet.notice import say
 from capsnet.train import runs
 from capsnet.train.config import Config
 from capsnet.train.records import from_dict, to_dict
@@ -113,7 +114,7 @@ def resume(folder: Path, *, stem: nn.Module | None = None) -> Run:
     """
     if not runs.can_go_on(folder) and not runs.has_finished(folder):
         raise UserError(f"there is no run to resume in {folder}.")
-    lock = runs.Lock(folder)
+    lock = Lock(folder)
     try:
         run = reopen(folder, stem)
     except BaseException:
@@ -128,7 +129,7 @@ def reopen(folder: Path, stem: nn.Module | None = None) -> Run:
     state = folder / checkpoint.STATE_FILE
     if runs.has_finished(folder):
         raise UserError(f"the run in {folder} has finished: there is nothing to resume.")
-    checkpoint.remove_leftovers(folder)
+    remove_leftovers(folder)
     if not state.exists() and not runs.read_metrics(folder):
         run = begin(from_dict(checkpoint.read_json(folder / runs.CONFIG_FILE)), folder, stem)
         run.save()
@@ -192,9 +193,7 @@ def assemble(config: Config, folder: Path, splits: Splits, stem: nn.Module | Non
     shape = replace(config.model, image_shape=train.image_shape, num_classes=len(train.classes))
     config = replace(config, model=shape)
     if config.batch_size > len(train) > 0:
-        notice(
-            f"Batches have {len(train)} images instead of {config.batch_size}: {train.name} has no more to train on."
-        )
+        say(f"Batches have {len(train)} images instead of {config.batch_size}: {train.name} has no more to train on.")
     with enough_memory(config):
         with own_randomness(config.seed, torch.device("cpu")):
             model = build(config.model, stem=stem)
@@ -205,7 +204,7 @@ def assemble(config: Config, folder: Path, splits: Splits, stem: nn.Module | Non
     run = Run(folder, config, splits, model, build_optimizer(model, config), batches)
     if config.teacher:
         run.teacher = open_teacher(config.teacher, model)
-        run.taught_by = {"model": config.teacher, "sha256": zoo.sha256(checkpoint.model_file(config.teacher))}
+        run.taught_by = {"model": config.teacher, "sha256": sha256(checkpoint.model_file(config.teacher))}
     return run
 
 

@@ -10,15 +10,15 @@ from capsnet.train import loop
 from capsnet.train.runs import Run
 
 
-def epochs_within(minutes: float, run: Run, factor: float = 1.0) -> float:
-    """Epochs that fit into the time if each takes `factor` times what its first steps suggest.
+def epochs_within(minutes: float, run: Run) -> float:
+    """Epochs that fit into the time if each takes what its first steps suggest.
 
     The steps are real ones and change the weights of `run`, so train another one.
     """
     with loop.enough_memory(run.config):
         step = mean_seconds(lambda: loop.train_step(run), min(3 * minutes, 3 + minutes / 2, 30))
         look = mean_seconds(lambda: validate(run), 0)
-    epochs = (60 * minutes / factor - 2 * look) / (len(run.batches) * step + look)  # two more looks come at the end
+    epochs = (60 * minutes - 2 * look) / (len(run.batches) * step + look)  # two more looks come at the end
     return max(0.001, math.floor(1000 * epochs) / 1000)
 
 

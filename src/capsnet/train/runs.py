@@ -10,8 +10,6 @@ from __future__ import annotations
 import copy
 import json
 import math
-import os
-import weakref
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,7 @@ from torch import Tensor
 
 from capsnet.data import Batches, Splits
 from capsnet.errors import UserError
+from capsnet.files import LOCK_FILE, Lock, Taken, leftovers, remove_leftovers, write_bytes
 from capsnet.io import checkpoint
 from capsnet.models.base import Model
 from capsnet.train.config import Config
@@ -28,29 +27,7 @@ from capsnet.train.records import to_dict
 
 CONFIG_FILE = "config.json"
 METRICS_FILE = "metrics.jsonl"
-LOCK_FILE = ".lock"
 KEPT = {"step": int, "seconds": float, "best_error": float, "best_epoch": float}  # the scalars of a state
-
-
-class Taken(UserError):
-    """The folder belongs to another run."""
-
-
-class Lock:
-    """An exclusive lock on a folder until `release` or the end of the process, even if it is killed."""
-
-    def __init__(self, folder: Path) -> None:
-        handle = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o666)
-        self.release = weakref.finalize(self, os.close, handle)
-        try:
-            import fcntl
-
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self.release()
-            raise Taken(f"another process is training in {folder}: wait until it ends.") from None
-        except (ImportError, OSError):
-            pass  # Windows and some network file systems have no such locks
 
 
 def claim(folder: Path) -> Lock:
@@ -62,14 +39,14 @@ def claim(folder: Path) -> Lock:
     except Taken:
         lock.release()
         raise
-    checkpoint.remove_leftovers(folder)
+    remove_leftovers(folder)
     return lock
 
 
 def check_free(folder: Path) -> None:
     """Refuse a folder that contains anything but the leftovers of a run that was killed at its start."""
-    leftovers = {folder / LOCK_FILE, *checkpoint.leftovers(folder)}
-    if folder.exists() and set(folder.iterdir()) - leftovers:
+    harmless = {folder / LOCK_FILE, *leftovers(folder)}
+    if folder.exists() and set(folder.iterdir()) - harmless:
         raise Taken(
             f"{folder} already exists and is not overwritten: choose another folder with --out, "
             f"or resume that run with --resume {folder}."
@@ -108,7 +85,7 @@ def forget_metrics_after(folder: Path, step: int) -> None:
     if (folder / METRICS_FILE).exists():
         kept = [record for record in read_metrics(folder) if record["step"] <= step]
         content = "".join(json.dumps(record) + "\n" for record in kept)
-        checkpoint.write_bytes(folder / METRICS_FILE, content.encode())
+        write_bytes(folder / METRICS_FILE, content.encode())
 
 
 @dataclass

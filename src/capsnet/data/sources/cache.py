@@ -12,7 +12,7 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,10 +20,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from capsnet.data.progress import Notice, bar, notice
 from capsnet.data.sources import idx
 from capsnet.data.sources.places import Place, PlaceFailed
 from capsnet.errors import UserError
+from capsnet.files import Lock, remove_leftovers, write_bytes
+from capsnet.notice import Notice, say
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer as Buffer
@@ -80,12 +81,12 @@ def verify(source: Source) -> str:
     return f"missing or damaged: {', '.join(bad)}" if bad else "good"
 
 
-def read(source: Source, *, progress: bool | None = None, notice: Notice = notice) -> list[np.ndarray]:
+def read(source: Source, notice: Notice = say) -> list[np.ndarray]:
     """The verified arrays of a source, in the order of `source.files`; downloaded first if necessary."""
     folder = cache_folder() / source.name
     found = _read_cached(source, folder, notice)
     if len(found) < len(source.files):
-        found = _fetch(source, folder, progress, notice)
+        found = _fetch(source, folder, notice)
     return [idx.from_idx(found[file.name], file.name) for file in source.files]
 
 
@@ -108,17 +109,17 @@ def _read_cached(source: Source, folder: Path, notice: Notice) -> dict[str, np.n
     return found
 
 
-def _fetch(source: Source, folder: Path, progress: bool | None, notice: Notice) -> dict[str, np.ndarray]:
+def _fetch(source: Source, folder: Path, notice: Notice) -> dict[str, np.ndarray]:
     """Download a source into the cache, unless another process did while this one waited for the lock."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with locked(folder, lambda: notice(f"Another process is downloading {source.title}; waiting for it.")):
+        with Lock(folder, lambda: notice(f"Another process is downloading {source.title}; waiting for it.")):
             found = _read_cached(source, folder, lambda message: None)
             if len(found) < len(source.files):
                 _remove_leftovers(folder)
-                for name, data in _from_first_place(source, folder, progress, notice).items():
+                for name, data in _from_first_place(source, folder, notice).items():
                     if name not in found:
-                        write(folder / name, data)
+                        write_bytes(folder / name, data)
                         found[name] = np.frombuffer(bytearray(data), np.uint8)
             return found
     except OSError as error:
@@ -127,7 +128,7 @@ def _fetch(source: Source, folder: Path, progress: bool | None, notice: Notice) 
         raise UserError(f"{source.title} cannot be stored in {folder}: {reason}. {hint}") from error
 
 
-def _from_first_place(source: Source, folder: Path, progress: bool | None, notice: Notice) -> dict[str, bytes]:
+def _from_first_place(source: Source, folder: Path, notice: Notice) -> dict[str, bytes]:
     """All files of a source, verified: from archives that the user put into the folder, or the first working place."""
     reasons = []
     for place in source.places:
@@ -138,7 +139,7 @@ def _from_first_place(source: Source, folder: Path, progress: bool | None, notic
             reasons.append(f"{', '.join(place.archives)} in {folder}: {failed}")
     for place in source.places:
         try:
-            files = _download(source, place, folder, progress)
+            files = _download(source, place, folder)
             notice(f"Fetched {source.title} from {place.label} into {folder}.")
             return files
         except PlaceFailed as failed:
@@ -146,9 +147,11 @@ def _from_first_place(source: Source, folder: Path, progress: bool | None, notic
     raise UserError(_nothing_worked(source, folder, reasons))
 
 
-def _download(source: Source, place: Place, folder: Path, progress: bool | None) -> dict[str, bytes]:
+def _download(source: Source, place: Place, folder: Path) -> dict[str, bytes]:
+    from capsnet.terminal import Counter
+
     with _scratch(folder) as scratch:
-        with bar(f"{source.title} from {place.label}", place.size, progress, in_bytes=True) as report:
+        with Counter(f"{source.title} from {place.label}", place.size, in_bytes=True) as report:
             place.download(scratch, report)
         return _checked(source, place.open(scratch))
 
@@ -173,19 +176,6 @@ def _nothing_worked(source: Source, folder: Path, reasons: list[str]) -> str:
     )
 
 
-def write(path: Path, data: bytes) -> None:
-    """Write a file atomically: under another name, flushed to disk, then renamed."""
-    partial = path.with_name(f".partial-{os.getpid()}-{path.name}")
-    try:
-        with partial.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
-
-
 @contextmanager
 def _scratch(folder: Path) -> Iterator[Path]:
     """A temporary folder for a download, on the same disk as the cache."""
@@ -200,22 +190,4 @@ def _remove_leftovers(folder: Path) -> None:
     """Delete what a killed process left behind; called with the lock held."""
     for path in folder.glob(".fetching-*"):
         shutil.rmtree(path, ignore_errors=True)
-    for path in folder.glob(".partial-*"):
-        path.unlink(missing_ok=True)
-
-
-@contextmanager
-def locked(folder: Path, on_wait: Callable[[], None]) -> Iterator[None]:
-    """Allow one process at a time; the system releases the lock of a process that dies."""
-    try:
-        import fcntl
-    except ImportError:  # Windows: two processes may download at once, which is slower but harmless
-        yield
-        return
-    with (folder / ".lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            on_wait()
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+    remove_leftovers(folder)

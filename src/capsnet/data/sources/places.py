@@ -6,7 +6,6 @@ it. Sizes are limited during the download, because a checksum afterwards cannot 
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import os
 import re
@@ -18,11 +17,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from capsnet.data.progress import Report
+from capsnet.files import sha256
 
 STALLED_SECONDS = 60
 CHUNK = 1 << 18
 Unpack = Callable[[Path], Mapping[str, bytes]]
+Report = Callable[[int], None]  # called with the number of bytes so far
 
 
 class PlaceFailed(Exception):
@@ -54,7 +54,7 @@ class Place:
         """Verify the archives and unpack them."""
         if not self.held_by(folder):
             raise PlaceFailed("the download does not contain " + ", ".join(self.archives))
-        if self.sha256 and sha256_of(next(folder.glob(self.archives[0]))) != self.sha256:
+        if self.sha256 and sha256(next(folder.glob(self.archives[0]))) != self.sha256:
             raise PlaceFailed(f"{self.archives[0]} does not have the expected SHA-256")
         try:
             return self.unpack(folder)
@@ -126,11 +126,6 @@ class WebFolder(Place):
 def bound(size: int) -> int:
     """The limit for a download of about `size` bytes: tools keep temporary copies."""
     return 3 * size + 20_000_000
-
-
-def sha256_of(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def download_url(url: str, path: Path, at_most: int, before: int, report: Report) -> int:

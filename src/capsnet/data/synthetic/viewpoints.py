@@ -31,10 +31,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from capsnet.data.progress import Report, bar, notice
 from capsnet.data.registry import DatasetInfo, Request, register
-from capsnet.data.sources.cache import cache_folder, locked, write
+from capsnet.data.sources.cache import cache_folder
 from capsnet.data.sources.idx import from_idx, to_idx
+from capsnet.data.sources.places import Report
 from capsnet.data.splits import Splits
 from capsnet.data.synthetic import studio
 from capsnet.data.synthetic.toys import toy
@@ -53,6 +53,8 @@ from capsnet.data.views import (
     splits_of,
 )
 from capsnet.errors import UserError, unknown
+from capsnet.files import Lock, write_bytes
+from capsnet.notice import say
 
 VERSION = 1  # of the images: counted up whenever a toy, a light or the camera changes
 SIZES = (96, 48, 32, 24, 16)
@@ -110,9 +112,11 @@ class Options:
 
 def load(request: Request) -> Splits[Views]:
     """The splits of `viewpoints:OPTIONS`."""
+    from capsnet.terminal import Counter
+
     options = request.spec.options
     parts = []
-    with bar("viewpoints", len(CATEGORIES) * INSTANCES * len(options.azimuths), request.progress) as report:
+    with Counter("viewpoints", len(CATEGORIES) * INSTANCES * len(options.azimuths)) as report:
         for start, instances in ((0, TRAINING), (len(CATEGORIES) * len(TRAINING), TESTING)):
             toys = [(category, instance) for category in range(len(CATEGORIES)) for instance in instances]
             images = [
@@ -153,11 +157,11 @@ def pairs_of(category: int, instance: int, options: Options, report: Report = la
     try:
         if images is None:
             folder.mkdir(parents=True, exist_ok=True)
-            with locked(folder, lambda: None):
+            with Lock(folder, lambda: None):
                 images = cached(category, instance, options)  # another process may have rendered it meanwhile
                 if images is None:
                     images = render_toy(category, instance, options, report)
-                    write(path_of(category, instance, options.every), sealed(to_idx(images)))
+                    write_bytes(path_of(category, instance, options.every), sealed(to_idx(images)))
     except OSError as error:
         hint = "Free some space or set CAPSNET_DATA to a writable folder."
         raise UserError(f"viewpoints cannot be stored in {folder}: {error.strerror or error}. {hint}") from error
@@ -204,7 +208,7 @@ def unsealed(path: Path) -> np.ndarray | None:
     content = np.fromfile(path, np.uint8)
     body, seal = content[:-DIGEST], content[-DIGEST:]
     if hashlib.sha256(body.data).digest() != seal.tobytes():
-        notice(f"{path} is damaged; rendering it again.")
+        say(f"{path} is damaged; rendering it again.")
         return None
     return from_idx(body, path.name)
 

@@ -167,30 +167,32 @@ def trained(row: Row, folder: Path, place: Place, watchers: list[Watcher]) -> Re
     assert row.config is not None
     if found := find_finished(row.config, folder, place):
         return reopened(found)
+    return loop.train(started(row.config, folder), watchers)
+
+
+def started(config: Config, folder: Path) -> loop.Run:
+    """A training, resumed if it is the one in this folder; anything else there is renamed."""
     file = folder / runs.CONFIG_FILE
-    if file.exists() and (runs.has_finished(folder) or not same_training(checkpoint.read_json(file), row.config)):
+    if file.exists() and (runs.has_finished(folder) or not same_training(checkpoint.read_json(file), config)):
         move_away(folder)  # of other settings or another version
-    run = loop.resume(folder) if runs.can_go_on(folder) else loop.start(row.config, folder)
-    return loop.train(run, watchers)
+    return loop.resume(folder) if runs.can_go_on(folder) else loop.start(config, folder)
 
 
 def validated(row: Row, folder: Path, watchers: list[Watcher]) -> tuple[dict[str, Any], Certificate]:
-    """Train a row and evaluate it on the validation split; the run is removed, because only the figure is needed.
+    """Train a row and evaluate it on the validation split; the run is removed, because only the figures are needed.
 
     A training that diverges is an outcome as well: its setting is not chosen.
     """
     assert row.config is not None
-    file = folder / runs.CONFIG_FILE
-    if file.exists() and not same_training(checkpoint.read_json(file), row.config):
-        move_away(folder)
-    run = loop.resume(folder) if runs.can_go_on(folder) else loop.start(row.config, folder)
+    run = started(row.config, folder)
     try:
         outcome = loop.train_and_validate(run, watchers).summary()
     except runs.GoneBad as error:
         outcome = {"diverged": error.what}
     birth = loop.birth_certificate(run)
+    curve = [[r["epoch"], r["validation_error_percent"]] for r in runs.read_metrics(folder) if r["kind"] == "epoch"]
     shutil.rmtree(folder)
-    return outcome, birth
+    return {**outcome, "curve": curve}, birth
 
 
 def is_trained(row: Row, name: str, budget: str, place: Place) -> bool:

@@ -9,23 +9,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import torch
-
 from capsnet.data import Augment
 from capsnet.experiments.core.plan import Budget
 from capsnet.models.config import CapsNetConfig, CNNConfig, LossConfig, ModelConfig
-from capsnet.models.registry import build
+from capsnet.models.registry import parameters
 from capsnet.train.config import Config
 from capsnet.train.presets import get_preset
 
 CNN_LR = 0.004  # for a compact CNN: the best of 0.001, 0.002 and 0.004 on validation images
 AUTHORS_EPOCHS = 640  # 300,000 steps of 128 of 60,000 images
 PAPER_SIZES = {28: 8_215_568, 36: 11_361_808}
-
-
-def parameters(model: ModelConfig) -> int:
-    """Number of parameters, without allocating them."""
-    return sum(p.numel() for p in build(model, device=torch.device("meta")).parameters())
 
 
 def compact_capsules(side: int = 28, channels: int = 1, classes: int = 10) -> CapsNetConfig:

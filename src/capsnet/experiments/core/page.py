@@ -20,7 +20,7 @@ from capsnet.errors import UserError
 from capsnet.experiments.core.claims import Claim
 from capsnet.experiments.core.plan import BUDGETS, Experiment, Record, by_method
 from capsnet.experiments.core.results import Place, Results, everything
-from capsnet.io.checkpoint import write_bytes
+from capsnet.files import write_bytes
 from capsnet.report.tables import Table, whole
 from capsnet.timing import clock
 

@@ -19,7 +19,7 @@ come from the user: they are never parsed as mathematics, and a name that the fo
 from capsnet.report.figures.curves import training_curves
 from capsnet.report.figures.decoded import reconstruction_rows, reconstructions, tweak_grid
 from capsnet.report.figures.errors import confusion_matrix, confusions, mistakes, worst_mistakes
-from capsnet.report.figures.names import shown, shown_all
+from capsnet.report.figures.names import short_name, short_names
 from capsnet.report.figures.outcomes import PALETTE, Bar, Interval, Line, Panel, bars, intervals, lines, shades
 from capsnet.report.figures.pairs import told_apart
 from capsnet.report.figures.routes import contributions, routing
@@ -52,8 +52,8 @@ __all__ = [
     "routing",
     "save",
     "shades",
-    "shown",
-    "shown_all",
+    "short_name",
+    "short_names",
     "step_bill",
     "sweep",
     "told_apart",

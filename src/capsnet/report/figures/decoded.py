@@ -13,7 +13,7 @@ from torch import Tensor
 
 from capsnet.errors import UserError
 from capsnet.models.base import Model
-from capsnet.report.figures.names import shown
+from capsnet.report.figures.names import short_name
 from capsnet.report.figures.style import BLUE, INK, MUTED, TEXT, TINY, VERMILLION, WIDTH, heading, sheet, styled
 from capsnet.report.figures.tiles import as_pixels, mosaic, put, snap, tile_size
 
@@ -28,7 +28,7 @@ def reconstructions(model: Model, images: Tensor, true: Tensor | None = None, la
     prediction = model.predict(images, top=1)
     if prediction.reconstructions is None or prediction.poses is None:
         raise UserError("this model has no decoder, so it cannot reconstruct images: choose a model with a decoder.")
-    names = [shown(name, number, 8) for number, name in enumerate(model.classes)]
+    names = [short_name(name, number, 8) for number, name in enumerate(model.classes)]
     if label is not None:
         whose = torch.full((len(images),), label, device=model.device)
         decoded = model.reconstruct(prediction.poses.to(model.device), whose)
@@ -150,7 +150,7 @@ def tweak_grid(
     left, top = snap((WIDTH - steps * across - 22) / 2), 64.0
     figure, axes = sheet(WIDTH, snap(top + q * down + 12))
     note = f"Each row changes one of the {q} pose dimensions; the framed column is unchanged."
-    heading(axes, f"Pose dimensions of “{shown(model.classes[label], label, 24)}”", note)
+    heading(axes, f"Pose dimensions of “{short_name(model.classes[label], label, 24)}”", note)
     put(axes, mosaic(decoded, gap), left, top, steps * across, q * down)
     _steps(axes, np.linspace(-span, span, steps), left + width / 2, top, across, q * down)
     _rows(axes, decoded, left, top, down, left + steps * across)

@@ -14,7 +14,7 @@ from matplotlib.patches import Rectangle
 from torch import Tensor
 
 from capsnet.evaluate import Evaluation
-from capsnet.report.figures.names import shown, shown_all
+from capsnet.report.figures.names import short_name, short_names
 from capsnet.report.figures.style import (
     BLUE,
     FAINT,
@@ -54,7 +54,7 @@ def confusions(evaluation: Evaluation) -> Tensor:
 @styled
 def confusion_matrix(evaluation: Evaluation) -> Figure:
     """True classes in rows, predicted ones in columns; only errors are coloured."""
-    counts, names = confusions(evaluation), shown_all(evaluation.classes)
+    counts, names = confusions(evaluation), short_names(evaluation.classes)
     if int(counts[-1].sum() + counts[:, -1].sum()):
         names.append("none")
     else:
@@ -159,7 +159,7 @@ def mistakes(
 
     images (n, c, h, w), the evaluation's examples in its order; or the (c, h, w) of its worst mistakes by number.
     """
-    worst, names, columns = worst_mistakes(evaluation, most), shown_all(evaluation.classes, 10), 6
+    worst, names, columns = worst_mistakes(evaluation, most), short_names(evaluation.classes, 10), 6
     space = (WIDTH - 28 + 14) / columns
     width, height = tile_size(images[worst[0]].shape if worst else (1, 1), space - 14)
     down = height + 46
@@ -182,7 +182,7 @@ def _two_bars(
     for row, (only, colour) in enumerate([(there & ~named, BLUE), (named & ~there, VERMILLION)]):
         y = top + 14 * row
         which = [int(k) for k in only.nonzero()]
-        label = shown("+".join(names[k] for k in which) or "none", most=int((width - 24) / (0.72 * TINY)))
+        label = short_name("+".join(names[k] for k in which) or "none", most=int((width - 24) / (0.72 * TINY)))
         axes.text(left, y + 5, label, size=TINY if len(label) > 6 else SMALL, color=colour, weight="bold", va="center")
         axes.add_patch(Rectangle((left, y + 10.5), width, 2, color=FAINT, linewidth=0))
         if which:

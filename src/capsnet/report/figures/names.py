@@ -15,10 +15,10 @@ def _has_glyph(letter: str) -> bool:
     return font.get_char_index(ord(letter)) > 0
 
 
-def shown(name: str, number: int | None = None, most: int = 12) -> str:
+def short_name(name: str, number: int | None = None, most: int = 12) -> str:
     """A class's name as a picture can show it: on one line, shortened in the middle, or #number.
 
-    >>> shown("domestic short-haired cat"), shown("猫", 3)
+    >>> short_name("domestic short-haired cat"), short_name("猫", 3)
     ('domest…d cat', '#3')
     """
     line = " ".join("".join(c if unicodedata.category(c)[0] != "C" else " " for c in name).split())
@@ -29,6 +29,6 @@ def shown(name: str, number: int | None = None, most: int = 12) -> str:
     return line if len(line) <= most else f"{line[: most - 1 - tail]}…{line[-tail:]}"
 
 
-def shown_all(classes: Iterable[str], most: int = 12) -> list[str]:
+def short_names(classes: Iterable[str], most: int = 12) -> list[str]:
     """The names of all classes, shortened for pictures."""
-    return [shown(name, number, most) for number, name in enumerate(classes)]
+    return [short_name(name, number, most) for number, name in enumerate(classes)]

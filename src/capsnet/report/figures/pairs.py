@@ -12,7 +12,7 @@ from torch import Tensor
 
 from capsnet.errors import UserError
 from capsnet.models.base import Model
-from capsnet.report.figures.names import shown_all
+from capsnet.report.figures.names import short_names
 from capsnet.report.figures.style import BLUE, INK, MUTED, TEXT, TINY, VERMILLION, WIDTH, heading, sheet, styled
 from capsnet.report.figures.tiles import as_pixels, in_colours, put, snap, tile_size
 
@@ -102,7 +102,7 @@ def sheet_of(model: Model, groups: Sequence[tuple[str, str, Sequence[Told]]]) ->
         "Overlapping digits, separated",
         "L: labels, P: predicted, R: decoded, the first in orange, the second in blue",
     )
-    names = shown_all(model.classes, 5)
+    names = short_names(model.classes, 5)
     for row, (name, note, told) in enumerate(lines):
         top = 52 + row * down
         colour = {"wrong": VERMILLION, "absent": MUTED}.get(name, BLUE)

@@ -11,8 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from capsnet.nn.functional import lengths
-from capsnet.report.figures.names import shown_all
+from capsnet.report.figures.names import short_names
 from capsnet.report.figures.style import BLUE, GREEN, MUTED, VERMILLION, row_of_panels, styled
 from capsnet.report.figures.tiles import as_pixels
 from capsnet.routing import Trace
@@ -29,25 +28,25 @@ def routing(
     image: Tensor | None = None,
     grid: tuple[int, int] | None = None,
 ) -> Figure:
-    """The routing of one example by iteration: couplings, lengths, entropy.
+    """The routing of one example by iteration: couplings, activations, entropy.
 
-    Blue is the class that is there (`true`, by default the longest), vermillion its strongest rival, grey the rest.
+    Blue is the class that is there (`true`, by default the most active), vermillion its strongest rival, grey the rest.
     With the example's `image` (c, h, w), and the `grid` of primary capsules if those are what is routed, a first
     panel shows where in the image the votes for the blue class come from.
     """
-    sizes = lengths(trace.outputs[:, example]).detach().cpu()  # t j
+    active = trace.activations[:, example].detach().cpu()  # t j
     received = trace.couplings[:, example].mean(1).detach().cpu()  # t j: the share of all lower capsules' output
-    order = sizes[-1].argsort(descending=True).tolist()
+    order = active[-1].argsort(descending=True).tolist()
     blue = order[0] if true is None else true
     marked = {blue: BLUE, **dict.fromkeys([k for k in order if k != blue][:1], VERMILLION)}
-    names = shown_all(classes, 10)
+    names = short_names(classes, 10)
     title, note = f"Routing of one “{names[blue]}”", f"blue: “{names[blue]}”"
     note += "".join(f"; vermillion: its strongest rival, “{names[k]}”" for k in marked if k != blue)
     figure, panels = row_of_panels(3 + (image is not None), 190, title, note)
     if image is not None:
         _sources(panels.pop(0), image, contributions(trace, example, blue), grid)
     _class_lines(panels[0], 100 * received, names, marked, "Coupling received", "% of all")
-    _class_lines(panels[1], sizes, names, marked, "Length", "‖v‖")
+    _class_lines(panels[1], active, names, marked, "Activation", "")
     panels[1].set_ylim(0, 1)
     _entropy(panels[2], trace.couplings[:, example].detach().cpu())
     return figure

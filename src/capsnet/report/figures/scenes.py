@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from capsnet.report.figures.names import shown_all
+from capsnet.report.figures.names import short_names
 from capsnet.report.figures.style import MUTED, SMALL, TINY, VERMILLION, WIDTH, heading, sheet, styled
 from capsnet.report.figures.tiles import as_pixels, put, snap, tile_size
 
@@ -26,7 +26,7 @@ def answers(title: str, classes: Sequence[str], lines: Mapping[str, tuple[Tensor
     step = height + GAP + BELOW
     figure, axes = sheet(WIDTH, TOP + step * len(lines) + 4)
     heading(axes, title, "Predicted classes below each scene; errors in orange.")
-    names = shown_all(classes)
+    names = short_names(classes)
     for row, (kind, (images, there, named)) in enumerate(lines.items()):
         top = TOP + row * step
         axes.text(14, top + height / 2, kind, size=SMALL, va="center")

@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from capsnet.errors import UserError
-from capsnet.io.checkpoint import write_bytes
+from capsnet.files import write_bytes
 
 INK, MUTED, FAINT, PAPER = "#1f2733", "#66707d", "#dfe1e3", "#fbfaf8"
 BLUE, VERMILLION, GREEN = "#0072b2", "#d55e00", "#009e73"  # Okabe and Ito's
