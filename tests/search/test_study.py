@@ -113,7 +113,7 @@ def test_more_minutes_make_more_epochs(base: Config) -> None:
 
 def test_a_trial_takes_about_its_time(searched: Searched) -> None:
     trial = searched("lr=0.001..0.01", trials=1, minutes=0.02).trials[0]
-    assert trial.user_attrs["epochs"] > 2
+    assert trial.user_attrs["epochs"] != 2  # the base's
     assert trial.user_attrs["seconds"] < 12
 
 
