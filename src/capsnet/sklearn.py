@@ -32,7 +32,7 @@ from capsnet.data.examples import check_labels
 from capsnet.data.splits import split_indices
 from capsnet.errors import UserError
 from capsnet.io import checkpoint
-from capsnet.io.transfer import describe, start_from
+from capsnet.io.transfer import header_of, start_from
 from capsnet.models.base import PRESENT, Model, evaluating
 from capsnet.models.capsnet import grid_size
 from capsnet.models.config import CapsNetConfig, LossConfig, ModelConfig
@@ -221,7 +221,7 @@ class CapsNetClassifier(ClassifierMixin, BaseEstimator):
         """The architecture, for these images and classes."""
         config = self.network or suitable_network(self.image_shape_)
         if isinstance(config, str):
-            config = describe(config, None)[0]
+            config = header_of(config, None)[0]
         elif self.network is None and self.init:
             config = checkpoint.load(self.init).config
         if self.routing is not None:
