@@ -21,7 +21,7 @@ from capsnet.models.base import Model, Output
 from capsnet.models.capsnet import CapsNet, build_decoder
 from capsnet.models.config import CapsNetConfig, LossConfig
 from capsnet.models.registry import register
-from capsnet.models.stem import build_stem, grid_size
+from capsnet.models.stem import build_stem, describe_stem, grid_size
 from capsnet.nn.functional import lengths
 from capsnet.ranges import WIDEST, check_range
 from capsnet.routing.base import ROUTINGS, Trace
@@ -133,7 +133,7 @@ class BranchedCapsNet(CapsNet):
         return super().classification_loss(each, targets.repeat(k, 1), config, progress)
 
     def describe_stem(self) -> list[str]:
-        stem = super().describe_stem()
+        stem = describe_stem(self.config, self.trunk)
         return [*stem[: self.config.trunk], f"{self.config.branches} branches", *stem[self.config.trunk :]]
 
     def by_class(self, name: str, tensor: Tensor) -> Tensor | None:
