@@ -98,7 +98,7 @@ def test_a_pose_of_one_dimension_is_refused() -> None:
 
 
 def test_without_a_layer_it_has_no_parameters_and_says_so() -> None:
-    with pytest.raises(UserError, match=r"the routing .inverted-attention. has parameters and belongs to no layer"):
+    with pytest.raises(UserError, match=r"the routing .inverted-attention. has parameters and is not part of a layer"):
         InvertedAttentionRouting()(torch.randn(2, 6, 4), torch.randn(6, 3, 5, 4))
 
 

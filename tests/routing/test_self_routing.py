@@ -100,7 +100,7 @@ def test_one_upper_capsule_is_refused() -> None:
 
 
 def test_without_a_layer_it_has_no_parameters_and_says_so() -> None:
-    with pytest.raises(UserError, match=r"the routing .self-routing. has parameters and belongs to no layer"):
+    with pytest.raises(UserError, match=r"the routing .self-routing. has parameters and is not part of a layer"):
         SelfRouting()(torch.randn(2, 6, 4), torch.randn(6, 3, 5, 4))
 
 

@@ -80,7 +80,7 @@ def _fused() -> type[Votes] | None:
     except Exception as error:  # a library we can do without must not stop anything, whatever its reasons
         if not (isinstance(error, ModuleNotFoundError) and error.name == "numba"):
             warnings.warn(
-                f"Numba is installed but does not work here, so routing takes a slower way: {error!r}",
+                f"Numba is installed but does not work here, so routing uses a slower implementation: {error!r}",
                 RuntimeWarning,
                 stacklevel=2,
             )

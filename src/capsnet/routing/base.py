@@ -121,7 +121,7 @@ class Routing(nn.Module):
         """Refuse to run without the parameters that `build` creates."""
         if self.sizes is None:
             raise UserError(
-                f"the routing '{self.name}' has parameters and belongs to no layer yet: use it in one, such as "
+                f"the routing '{self.name}' has parameters and is not part of a layer yet: use it in one, such as "
                 f"DenseCaps(…, routing='{self.name}'), or call `build` and `reset_parameters`."
             )
 

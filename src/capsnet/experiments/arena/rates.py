@@ -20,7 +20,7 @@ class Rates(Experiment):
     title = "Learning rates for the arena"
     question = (
         "Which learning rate suits each routing algorithm? Each rate of a small grid trains the same network for half "
-        "the epochs and is judged on 10,000 held-back training images. The test set is not used."
+        "the epochs and is judged on 10,000 held-out training images. The test set is not used."
     )
     columns = {"error_percent": "validation error, %"}  # noqa: RUF012
     budgets = ("smoke", "hour", "day")
