@@ -56,7 +56,7 @@ ONLY_IMPORTED_BY = {
     "io.export": {"cli"},
 }
 HEAVY = [
-    *("matplotlib", "tensorboard", "fastapi", "PIL", "tyro", "rich", "numba", "optuna", "sklearn"),
+    *("matplotlib", "tensorboard", "fastapi", "PIL", "tyro", "rich", "numba", "optuna", "sklearn", "huggingface_hub"),
     *("onnx", "onnxscript", "onnxruntime"),
 ]
 WITH_EXAMPLES = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py") if ">>> " in path.read_text())

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from capsnet import plugins
 from capsnet.errors import UserError, unknown
 from capsnet.files import write_bytes
-from capsnet.io import zoo
+from capsnet.io import hub, zoo
 from capsnet.io.records import Certificate
 from capsnet.models.base import Model
 from capsnet.models.registry import MODELS, build, model_from_dict, model_to_dict, plugins_of
@@ -95,7 +95,7 @@ def save_model(path: Path, model: Model, certificate: Certificate) -> None:
 
 
 def load(path: str | Path, device: str | torch.device = "cpu", *, stem: nn.Module | None = None) -> Model:
-    """A trained model in evaluation mode: a model name, a run folder or a .safetensors file.
+    """A trained model in evaluation mode: a model name, a run folder, a .safetensors file or "hf-hub:user/name".
 
     A model with a stem that was given in Python needs such a module again as `stem`; its weights are replaced.
 
@@ -116,6 +116,7 @@ def load(path: str | Path, device: str | torch.device = "cpu", *, stem: nn.Modul
     model.load_state_dict(fit(tensors, model.state_dict(), file), assign=True)
     model.classes = tuple(map(str, record["classes"]))
     model.multi_label = record["multi_label"]
+    model.certificate = Certificate.of_header(record["certificate"])
     return model.to(device).eval()
 
 
@@ -140,7 +141,9 @@ def check_record(record: dict[str, Any], num_classes: int, file: Path) -> None:
 
 
 def model_file(path: str | Path) -> Path:
-    """The weight file of a model name, a run folder or a path."""
+    """The weight file of a model name, a run folder, a path or a model on the hub."""
+    if isinstance(path, str) and hub.is_hub_name(path):
+        return hub.download(path)
     if isinstance(path, str) and zoo.is_shipped(path):
         return zoo.weight_file(path)
     is_name = isinstance(path, str) and path == Path(path).name and not Path(path).suffix

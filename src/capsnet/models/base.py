@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -70,6 +72,7 @@ class Model(nn.Module):
         self.decoder: nn.Module | None = None
         self.classes: tuple[str, ...] = tuple(str(j) for j in range(config.num_classes))
         self.loaded: object = None  # what was taken from a trained model: see `capsnet.io.transfer.LoadReport`
+        self.certificate: object = None  # of the training: see `capsnet.io.records.Certificate`
         self.multi_label = False  # True: images have several labels or none, and `predict` names all that are present
 
     def forward(self, images: Tensor, trace: bool = False, routing: Mapping[str, Any] | None = None) -> Output:
@@ -125,6 +128,26 @@ class Model(nn.Module):
     def by_class(self, name: str, tensor: Tensor) -> Tensor | None:
         """A view of a tensor of the state dict with the classes as its first axis; None if it has no such axis."""
         return None
+
+    def save_pretrained(self, folder: str | Path, **card: str) -> Path:
+        """Write a folder with weights (safetensors), config and model card, for `from_pretrained` and `capsnet.load`.
+
+        `title` and `license` are for the card; a card that exists is kept.
+        """
+        return publishing().save_folder(self, folder, **card)
+
+    @classmethod
+    def from_pretrained(cls, name: str | Path) -> Self:
+        """A trained model from a folder, or from the Hugging Face Hub by its name, user/name."""
+        return publishing().open_folder(cls, name)
+
+    def push_to_hub(self, repo_id: str, **options: Any) -> str:
+        """Upload the model to the Hugging Face Hub as user/name and return the URL of the commit.
+
+        Options are those of `huggingface_hub.ModelHubMixin.push_to_hub`, such as `private` and `token`; `card` has the
+        arguments of the model card. Needs the extra `hub`.
+        """
+        return publishing().push(self, repo_id, **options)
 
     @property
     def device(self) -> torch.device:
@@ -221,6 +244,11 @@ class Model(nn.Module):
             x = x[None] if x.shape == tuple(self.config.image_shape) else x[:, None]
         self.check(x, came.shape)
         return x.to(self.dtype)
+
+
+def publishing() -> Any:
+    """The module that stores models, imported by name because it knows models and they do not know it."""
+    return import_module("capsnet.io.publish")
 
 
 def describe_image(shape: tuple[int, int, int]) -> str:
