@@ -494,10 +494,10 @@ def test_two_that_start_at_once_get_a_folder_each(
     monkeypatch.chdir(tmp_path)
     prepare, others = loop.prepare, []
 
-    def prepare_while_another_starts(config: Config, folder: Path) -> loop.Run:
+    def prepare_while_another_starts(config: Config, folder: Path, stem: Any = None) -> loop.Run:
         monkeypatch.setattr(loop, "prepare", prepare)
         others.append(start_beside(config, "toys"))
-        return prepare(config, folder)
+        return prepare(config, folder, stem)
 
     monkeypatch.setattr(loop, "prepare", prepare_while_another_starts)
     run = start_beside(toy_config(), "toys")
