@@ -23,6 +23,8 @@ EXPERIMENTS = {
     "iterations": "iterations.Iterations",
     "small-data": "small_data.SmallData",
     "parts": "parts.Parts",
+    "cifar10": "cifar10.Cifar10",
+    "depth": "depth.Depth",
     "walkthrough": "walkthrough.Walkthrough",
 }
 

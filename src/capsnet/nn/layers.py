@@ -136,8 +136,9 @@ class DenseCaps(nn.Module):
 
     `routing` is the name of a registered algorithm, its options or a `Routing` module; options of a named algorithm may
     follow as keywords. `shared` is the number of lower capsule types when one transformation serves all positions of a
-    grid: W is then (types, j, q, p), which lets large images and many classes fit. With `matrix`, poses are square
-    matrices of as many numbers and W_ij is such a matrix too.
+    grid: W is then (types, j, q, p), which lets large images and many classes fit. With `normalise`, the lower poses
+    are first scaled to a mean squared length of 1, so that deep stacks train. With `matrix`, poses are square matrices
+    of as many numbers and W_ij is such a matrix too.
 
     A routing with activations of its own returns `Capsules(poses, activations)` instead of poses alone, and the next
     layer accepts them. Large batches take a kernel that can be differentiated once: compute second derivatives inside
@@ -158,12 +159,14 @@ class DenseCaps(nn.Module):
         routing: str | RoutingOptions | Routing = "dynamic",
         shared: int | None = None,
         matrix: bool = False,
+        normalise: bool = False,
         init: Init = "default",
         device: torch.device | None = None,
         dtype: torch.dtype | None = None,
         **options: Any,
     ) -> None:
         super().__init__()
+        self.normalise = normalise
         if shared is not None and lower % shared:
             raise UserError(
                 f"DenseCaps shares transformations over {shared} capsule types, but {lower} lower capsules are not a "
@@ -228,8 +231,8 @@ class DenseCaps(nn.Module):
 
     def extra_repr(self) -> str:
         shared = f", shared={self.shared}" if self.shared else ""
-        matrix = ", matrix" if self.matrix else ""
-        return f"{self.lower}×{self.lower_dim} → {self.upper}×{self.upper_dim}{shared}{matrix}"
+        flags = "".join(f", {name}" for name in ("matrix", "normalise") if getattr(self, name))
+        return f"{self.lower}×{self.lower_dim} → {self.upper}×{self.upper_dim}{shared}{flags}"
 
 
 def routing_of(routing: str | RoutingOptions | Routing, options: dict[str, Any]) -> Routing:

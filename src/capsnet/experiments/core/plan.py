@@ -222,8 +222,9 @@ def tiny(config: Config, images: int = 256, batch: int = 64) -> Config:
     """For `smoke`: a few steps of a toy network."""
     if isinstance(config.model, CapsNetConfig):
         small: ModelConfig = replace(
-            config.model, stem_channels=(8,), stem_kernels=(9,), stem_strides=(2,), primary_types=4, primary_dim=4,
-            primary_kernel=5, primary_stride=2, class_dim=8, decoder=(16,) if config.model.decoder else (),
+            config.model, stem="conv", stem_channels=(8,), stem_kernels=(9,), stem_strides=(2,), primary_types=4,
+            primary_dim=4, primary_kernel=5, primary_stride=2, class_dim=8,
+            decoder=(16,) if config.model.decoder else (),
         )  # fmt: skip
     else:
         assert isinstance(config.model, CNNConfig)

@@ -1,0 +1,151 @@
+"""What do capsules add to a residual network, and what do they cost? CIFAR-10, one stem, five heads.
+
+The stem, the training and the learning rate are those of the `cifar10` preset and the same for every row. What follows
+the stem differs: class capsules by four routing algorithms, or average pooling and a linear layer with cross-entropy.
+The capsule networks have no decoder, so that a row is a head and nothing else.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from capsnet.evaluate import mean_and_std, mean_interval
+from capsnet.experiments.arena.compare import against_control
+from capsnet.experiments.core.plan import Budget, Experiment, Record, Row, average, by_method, values
+from capsnet.models.config import CapsNetConfig, LossConfig, ModelConfig
+from capsnet.models.resnet import ResNetConfig
+from capsnet.report.tables import Table, over_seeds, whole
+from capsnet.routing.base import options_for
+from capsnet.timing import clock
+from capsnet.train.config import Config
+from capsnet.train.loop import Result
+from capsnet.train.presets import get_preset
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+LINEAR = "linear"
+ROUTINGS = ("uniform", "dynamic", "self-attention", "inverted-attention")
+EPOCHS = {"hour": 1, "day": 12}
+TOY_BLOCKS: Mapping[str, Any] = {"stem_channels": (4, 8), "stem_kernels": (3, 3), "stem_strides": (4, 2)}
+
+
+class Cifar10(Experiment):
+    name = "cifar10"
+    title = "CIFAR-10: capsules on a residual stem"
+    question = (
+        "What do capsules add to a residual network on photographs, and what do they cost? One residual stem is "
+        "trained with class capsules by each of four routing algorithms, and with average pooling and a linear layer "
+        "instead. Data, augmentation, epochs and learning rate (0.003, one-cycle) are the same for all rows and were "
+        "not tuned for any of them. Differences from the linear layer are paired by seed."
+    )
+    budgets = ("smoke", "hour", "day")
+
+    def rows(self, budget: Budget, seed: int) -> list[Row]:
+        return [
+            Row(head, config_of(head, budget, seed), {"head": described(head)}, less=less(budget))
+            for head in (LINEAR, *ROUTINGS)
+        ]
+
+    def measure(self, row: Row, result: Result) -> dict[str, Any]:
+        birth = result.certificate
+        return result.evaluation.summary() | {"seconds_per_step": birth.seconds / (birth.steps or 1)}
+
+    def table(self, records: Sequence[Record]) -> Table:
+        header = [
+            "head", "test error, %", "minus linear (95 % interval)", "parameters", "ms per step", "epochs", "seeds",
+            "time",
+        ]  # fmt: skip
+        return Table(header, [line_of(group, records) for group in by_method(records)])
+
+    def findings(self, records: Sequence[Record]) -> list[str]:
+        groups = {group[0].method: group for group in by_method(records)}
+        if LINEAR not in groups or len(groups) < 2:
+            return []
+        linear = groups.pop(LINEAR)
+        said = [compared(group, linear) for group in groups.values()]
+        return [*said, cost(groups.values(), linear)]
+
+    def pictures(self, records: Sequence[Record]) -> dict[str, Figure]:
+        from capsnet.report import figures
+
+        bars = []
+        for group in by_method(records):
+            mean, std = mean_and_std(values(group, "error_percent"))
+            colour = figures.VERMILLION if group[0].method == LINEAR else figures.BLUE
+            bars.append(figures.Bar(group[0].method, mean, colour, std))
+        note = "Test error in percent, mean and standard deviation over seeds; the linear layer is vermillion."
+        return {"cifar10": figures.bars(self.title, note, {"CIFAR-10": bars})}
+
+
+def described(head: str) -> str:
+    return "average pooling and a linear layer" if head == LINEAR else f"capsules, {head} routing"
+
+
+def less(budget: Budget) -> tuple[str, ...]:
+    return ("a few steps of a toy network",) if budget == "smoke" else ()
+
+
+def config_of(head: str, budget: Budget, seed: int) -> Config:
+    """The preset's training with another head; at `smoke` a toy stem and a few steps."""
+    preset = get_preset("cifar10")
+    assert isinstance(preset.model, CapsNetConfig)
+    config = replace(
+        preset, seed=seed, epochs=EPOCHS.get(budget, 1), model=model_of(head, preset.model), loss=LossConfig()
+    )
+    if budget != "smoke":
+        return config
+    return replace(config, model=replace(config.model, **TOY_BLOCKS), train_limit=256, batch_size=64)
+
+
+def model_of(head: str, like: CapsNetConfig) -> ModelConfig:
+    """The preset's stem with a routing algorithm, or with a linear layer."""
+    if head != LINEAR:
+        return replace(like, routing=options_for(head), decoder=())
+    blocks = like.stem_channels, like.stem_kernels, like.stem_strides
+    return ResNetConfig(like.image_shape, like.num_classes, *blocks)
+
+
+def differences(group: Sequence[Record], linear: Sequence[Record]) -> list[float]:
+    """Error minus that of the linear layer with the same seed."""
+    errors = {r.seed: r.outcome["error_percent"] for r in linear}
+    return [r.outcome["error_percent"] - errors[r.seed] for r in group if r.seed in errors]
+
+
+def line_of(group: Sequence[Record], records: Sequence[Record]) -> list[str]:
+    first, linear = group[0], [r for r in records if r.method == LINEAR]
+    apart = [] if first.method == LINEAR else differences(group, linear)
+    return [
+        first.shown["head"] + (" *" if first.less else ""),
+        over_seeds(values(group, "error_percent")),
+        against_control(apart),
+        whole(first.made.get("parameters")),
+        whole(1000 * statistics.median(values(group, "seconds_per_step"))),
+        f"{first.made.get('epochs'):g}",
+        str(len(group)),
+        clock(sum(r.seconds for r in group)),
+    ]
+
+
+def compared(group: Sequence[Record], linear: Sequence[Record]) -> str:
+    """A head beside the linear layer, from the differences paired by seed."""
+    apart = differences(group, linear)
+    mean, half = statistics.fmean(apart), mean_interval(apart)
+    errors = f"{average(group, 'error_percent'):.2f} % against {average(linear, 'error_percent'):.2f} %"
+    if abs(mean) <= half:
+        return f"{group[0].method}: {errors}, too close to call over {len(apart)} seed{'s' * (len(apart) > 1)}."
+    return f"{group[0].method}: {errors}, {'better' if mean < 0 else 'worse'} than the linear layer beyond chance."
+
+
+def cost(groups: Any, linear: Sequence[Record]) -> str:
+    """What the capsules cost in time and parameters, from the cheapest to the most expensive head."""
+    base = statistics.median(values(linear, "seconds_per_step"))
+    ratios = [statistics.median(values(group, "seconds_per_step")) / base for group in groups]
+    more = [r.made["parameters"] / linear[0].made["parameters"] - 1 for group in groups for r in group[:1]]
+    return (
+        f"A training step with capsules takes {min(ratios):.2f} to {max(ratios):.2f} times as long as with the linear "
+        f"layer; they have {100 * min(more):.1f} to {100 * max(more):.1f} % more parameters."
+    )

@@ -1,0 +1,168 @@
+"""How deep can capsules be stacked? One to four capsule layers on Fashion-MNIST, plain and with a recipe.
+
+Squash shortens: capsules of length 0.1 vote with a tenth of the strength, and the next layer is shorter still. In the
+plain stack the lengths vanish with every layer, and with them the gradients. The recipe scales the poses between two
+layers to a mean squared length of 1 (`hidden_norm`), for which the initial transformations are made
+(`DenseCaps.reset_parameters`), and leaves everything else as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from capsnet.data import Augment, in_order
+from capsnet.evaluate import mean_and_std
+from capsnet.experiments.core.networks import compact_capsules
+from capsnet.experiments.core.plan import Budget, Experiment, Record, Row, average, by_method, tiny, values
+from capsnet.models.capsnet import CapsNet
+from capsnet.nn.layers import DenseCaps
+from capsnet.report.tables import Table, over_seeds, plain, whole
+from capsnet.timing import clock
+from capsnet.train.config import Config
+from capsnet.train.loop import Result
+from capsnet.train.presets import get_preset
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+DEEPEST = 4
+HIDDEN = (32, 8)  # capsules of a hidden layer, and their dimension
+ALIVE = 0.1  # a capsule is alive if its activation exceeds this for at least one examined image
+EXAMINED = 500  # test images
+EPOCHS = {"hour": 1, "day": 5}
+STACKS = ("plain", "recipe")
+
+
+class Depth(Experiment):
+    name = "depth"
+    title = "Depth: stacks of capsule layers"
+    question = (
+        f"How many capsule layers can be stacked? One to {DEEPEST} layers are trained on Fashion-MNIST with dynamic "
+        f"routing; hidden layers have {HIDDEN[0]} capsules of {HIDDEN[1]} dimensions. The recipe scales the poses "
+        f"between two layers to a mean squared length of 1. A capsule is alive if its activation exceeds {ALIVE:g} "
+        f"for at least one of {EXAMINED} test images; the last layer contains the class capsules."
+    )
+    budgets = ("smoke", "hour", "day")
+
+    def rows(self, budget: Budget, seed: int) -> list[Row]:
+        return [
+            Row(f"{stack}-{depth}", config_of(stack, depth, budget, seed), shown(stack, depth), less=less(budget))
+            for depth in range(1, DEEPEST + 1)
+            for stack in STACKS[: 1 if depth == 1 else 2]  # with one layer there is nothing between layers
+        ]
+
+    def measure(self, row: Row, result: Result) -> dict[str, Any]:
+        layers = activations_by_layer(result)
+        return result.evaluation.summary() | {
+            "alive_percent": [100 * alive_share(a) for a in layers],
+            "mean_activation": [float(a.mean()) for a in layers],
+        }
+
+    def table(self, records: Sequence[Record]) -> Table:
+        header = [
+            "layers", "stack", "test error, %", "alive by layer, %", "mean activation by layer", "parameters", "epochs",
+            "seeds", "time",
+        ]  # fmt: skip
+        return Table(header, [line_of(group) for group in by_method(records)])
+
+    def findings(self, records: Sequence[Record]) -> list[str]:
+        groups = {group[0].method: group for group in by_method(records)}
+        return [sentence(depth, groups) for depth in range(1, DEEPEST + 1) if f"plain-{depth}" in groups]
+
+    def pictures(self, records: Sequence[Record]) -> dict[str, Figure]:
+        from capsnet.report import figures
+
+        panels: dict[str, list[figures.Bar]] = {}
+        for group in by_method(records):
+            mean, std = mean_and_std(values(group, "error_percent"))
+            colour = figures.BLUE if group[0].shown["stack"] == "recipe" else figures.VERMILLION
+            bar = figures.Bar(f"{group[0].shown['layers']} {group[0].shown['stack']}", mean, colour, std)
+            panels.setdefault("Fashion-MNIST", []).append(bar)
+        note = "Test error in percent by number of capsule layers, mean and standard deviation over seeds."
+        return {"depth": figures.bars(self.title, note, panels)}
+
+
+def shown(stack: str, depth: int) -> dict[str, str]:
+    return {"layers": str(depth), "stack": stack}
+
+
+def less(budget: Budget) -> tuple[str, ...]:
+    return ("a few steps of a toy network",) if budget == "smoke" else ()
+
+
+def config_of(stack: str, depth: int, budget: Budget, seed: int) -> Config:
+    """The quick preset's network and training with more capsule layers, without a decoder."""
+    model = replace(compact_capsules(), hidden_caps=(HIDDEN,) * (depth - 1), hidden_norm=stack == "recipe", decoder=())
+    config = replace(
+        get_preset("quick"), data="fashion-mnist", model=model, seed=seed, precision="fp32",
+        epochs=EPOCHS.get(budget, 1), augment=Augment(shift=2, flip=True),
+    )  # fmt: skip
+    return tiny(config) if budget == "smoke" else config
+
+
+@torch.inference_mode()
+def activations_by_layer(result: Result) -> list[Tensor]:
+    """The activations (n, j) of every capsule layer for some test images."""
+    model, found = result.model, list[list[Tensor]]()
+    assert isinstance(model, CapsNet)
+    for batch in in_order(result.splits.test, 50):
+        found.append(stacked_activations(model, batch.images.to(model.device)))
+        if 50 * len(found) >= EXAMINED:
+            break
+    return [torch.cat(layer) for layer in zip(*found, strict=True)]
+
+
+def stacked_activations(model: CapsNet, images: Tensor) -> list[Tensor]:
+    """The activations (b, j) of every capsule layer."""
+    poses, a, found = model.primary_capsules(images), None, list[Tensor]()
+    for layer in model.caps:
+        assert isinstance(layer, DenseCaps)
+        routed = layer.route(poses, a)
+        found.append(routed.activations)
+        poses, a = routed.poses, routed.activations if layer.routing.own_activations else None
+    return found
+
+
+def alive_share(activations: Tensor) -> float:
+    """The share of capsules whose activation exceeds the threshold for some image: (n, j) → a number.
+
+    >>> alive_share(torch.tensor([[0.9, 0.0], [0.0, 0.05]]))
+    0.5
+    """
+    return float((activations.amax(0) > ALIVE).double().mean())
+
+
+def line_of(group: Sequence[Record]) -> list[str]:
+    first = group[0]
+    return [
+        first.shown["layers"],
+        first.shown["stack"] + (" *" if first.less else ""),
+        over_seeds(values(group, "error_percent")),
+        by_layer(group, "alive_percent", 0),
+        by_layer(group, "mean_activation", 2),
+        whole(first.made.get("parameters")),
+        plain(first.made.get("epochs")),
+        str(len(group)),
+        clock(sum(r.seconds for r in group)),
+    ]
+
+
+def by_layer(group: Sequence[Record], name: str, decimals: int) -> str:
+    """The mean over seeds for each layer, the lowest layer first."""
+    layers = zip(*(r.outcome[name] for r in group), strict=True)
+    return ", ".join(f"{sum(values) / len(values):.{decimals}f}" for values in layers)
+
+
+def sentence(depth: int, groups: dict[str, list[Record]]) -> str:
+    """Error and living capsules of a depth, plain and with the recipe."""
+    parts = [
+        f"{stack} {average(group, 'error_percent'):.2f} % error, alive by layer {by_layer(group, 'alive_percent', 0)} %"
+        for stack in STACKS
+        if (group := groups.get(f"{stack}-{depth}"))
+    ]
+    return f"{depth} capsule layer{'s' * (depth > 1)}: {'; '.join(parts)}."
