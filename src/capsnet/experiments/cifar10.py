@@ -47,7 +47,7 @@ class Cifar10(Experiment):
     def rows(self, budget: Budget, seed: int) -> list[Row]:
         return [
             Row(head, config_of(head, budget, seed), {"head": described(head)}, less=less(budget))
-            for head in (LINEAR, *ROUTINGS)
+            for head in ((LINEAR, "dynamic") if budget == "smoke" else (LINEAR, *ROUTINGS))
         ]
 
     def measure(self, row: Row, result: Result) -> dict[str, Any]:
@@ -86,11 +86,11 @@ def described(head: str) -> str:
 
 
 def less(budget: Budget) -> tuple[str, ...]:
-    return ("a few steps of a toy network",) if budget == "smoke" else ()
+    return ("a few steps of a toy network, on MNIST",) if budget == "smoke" else ()
 
 
 def config_of(head: str, budget: Budget, seed: int) -> Config:
-    """The preset's training with another head; at `smoke` a toy stem and a few steps."""
+    """The preset's training with another head; at `smoke` a few steps of a toy stem on digits, which are small."""
     preset = get_preset("cifar10")
     assert isinstance(preset.model, CapsNetConfig)
     config = replace(
@@ -98,7 +98,8 @@ def config_of(head: str, budget: Budget, seed: int) -> Config:
     )
     if budget != "smoke":
         return config
-    return replace(config, model=replace(config.model, **TOY_BLOCKS), train_limit=256, batch_size=64)
+    toy = replace(config.model, image_shape=(1, 28, 28), **TOY_BLOCKS)
+    return replace(config, data="mnist", model=toy, train_limit=256, batch_size=64)
 
 
 def model_of(head: str, like: CapsNetConfig) -> ModelConfig:
