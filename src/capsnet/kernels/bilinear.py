@@ -1,11 +1,11 @@
-"""Constants of the bilinear convolution Y = A·[(G·w) ⊙ (B·x)]; `convolution` says what for.
+"""Constants of the bilinear convolution Y = A·[(G·w) ⊙ (B·x)], which `convolution` computes.
 
-In one dimension, a correlation of `taps` taps that gives `outputs` outputs reads n = taps + outputs − 1
-inputs and needs n products: evaluate two polynomials at n points, multiply, interpolate, and transpose the
-whole (Toom and Cook's method, which Winograd turned round for filters). The choice of points decides cost and error:
-small integers need the fewest products and lose a digit; the n-th roots of unity (the DFT) lose nothing,
-but each complex pair costs three products where a real point costs one. We take 0, infinity, ±0.8, ±1.25 and
-for the rest pairs on the unit circle: all close enough to the circle that powers neither grow nor vanish.
+In one dimension, a correlation with `taps` taps and `outputs` outputs reads n = taps + outputs − 1 inputs and needs n
+products: evaluate two polynomials at n points, multiply the values, interpolate, and transpose the algorithm (the
+Toom-Cook method, applied to filters by Winograd). The choice of points determines cost and error. Small integers need
+the fewest products but lose a decimal digit. The n-th roots of unity (the DFT) lose no accuracy, but a pair of complex
+points costs three products instead of two. This module uses 0, infinity, ±0.8, ±1.25 and, for the remaining points,
+conjugate pairs on the unit circle. All finite points except 0 are near the circle, so powers neither grow nor vanish.
 
 | n × n = 10 × 10, 512 channels                       | products | relative error, float32 |
 |-----------------------------------------------------|----------|-------------------------|
@@ -15,13 +15,13 @@ for the rest pairs on the unit circle: all close enough to the circle that power
 | 0, ∞, ±1, ±2, ±1/2, ±i                              | 118      | 6.9e-6                  |
 | 0, ∞, ±0.4, ±0.74, ±1.36, ±2.5 (rough)              | 100      | 5e-5                    |
 
-bfloat16 trades a relative error of 1e-2 for speed. A processor without bfloat16 arithmetic uses `rough` instead: up to
-twelve real points with errors near 1e-4 and, for 10 × 10, a quarter fewer products than `exact`, all in float32.
+bfloat16 is faster, with a relative error of 1e-2. Processors without bfloat16 arithmetic use `rough` instead: up to
+twelve real points in float32, with errors near 1e-4 and, for 10 × 10, a quarter fewer products than `exact`.
 
-With a stride s the image falls apart into s² phases, each convolved with every s-th tap, and the results are
-added. The phases share the points and A, so they are added before A is applied. A phase that is one tap
-shorter does without infinity: of the 9 × 9 taps at stride 2 the four phases get 5 × 5, 5 × 4, 4 × 5 and
-4 × 4, and take part in 132, 120, 120 and 109 of the products.
+A stride s splits the image into s² phases. Each phase is convolved with every s-th tap, and the results are added. The
+phases share the points and A, so they are added before A is applied. A phase with one tap less does not need the point
+at infinity: 9 × 9 taps at stride 2 give phases of 5 × 5, 5 × 4, 4 × 5 and 4 × 4 taps, which use 132, 120, 120 and 109
+of the products.
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ class Points(NamedTuple):
     dtype: torch.dtype
 
 
-PRECISIONS: dict[str, Points] = {  # of radii in steps of 0.05 or 0.1 the best at n = 10, and near it elsewhere
+PRECISIONS: dict[str, Points] = {  # best of a grid of radii at n = 10, and close to the best elsewhere
     "exact": Points(2, 0.8, torch.float32),
-    "rough": Points(5, 0.4, torch.float32),  # with a sixth pair errors are 1e-3
+    "rough": Points(5, 0.4, torch.float32),  # a sixth pair raises the error to 1e-3
     "bf16": Points(2, 0.8, torch.bfloat16),
 }
-LONGEST_ROUGH = 24  # inputs: beyond, powers of 0.4 and 2.5 lose too much
+LONGEST_ROUGH = 24  # inputs; beyond this, powers of 0.4 and 2.5 lose too much accuracy
 
 Pair = tuple[int, int]
-Array = np.ndarray  # the constants come from NumPy, which no mode of PyTorch can reach (lazy conjugation did)
-Point = complex | None  # None is infinity; a complex point stands for its conjugate too
+Array = np.ndarray  # the constants are computed with NumPy, because modes of PyTorch affected them
+Point = complex | None  # None is infinity; a complex point also represents its conjugate
 
 
 def real_pairs(n: int, precision: str) -> tuple[int, float]:

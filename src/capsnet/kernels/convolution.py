@@ -1,28 +1,28 @@
-"""Convolution with a quarter of the multiplications: a second way to compute `F.conv2d` without padding.
+"""Convolution with about a quarter of the multiply-adds: a faster equivalent of `F.conv2d` without padding.
 
-PrimaryCaps' convolution (section 4: 9 × 9, stride 2, 256 → 256 channels, 20 × 20 → 6 × 6) is 191 M of the 202 M
-multiply-adds that an image costs in the forward pass. A convolution is bilinear, and every bilinear map can be
-written
+The convolution of PrimaryCaps (section 4: 9 × 9, stride 2, 256 → 256 channels, 20 × 20 → 6 × 6) takes 191 M of the
+202 M multiply-adds of the forward pass of one image. A convolution is bilinear, and every bilinear map has the form
 
     Y = A·[(G·w) ⊙ (B·x)]
 
-with constant matrices: G mixes the taps of a filter, B the positions of an image, A the results. Each row of ⊙ is
-one matrix product over channels, (b × c)·(c × o), for all the images of a batch. `bilinear` chooses the matrices:
+with constant matrices: G transforms the taps of a filter, B the positions of an image, and A the products. Each row of
+⊙ is one matrix product over channels, (b × c)·(c × o), for all images of a batch. `bilinear` provides the matrices:
 
 1. Stride 2 splits the image into four interleaved phases of 10 × 10, 10 × 9, 9 × 10 and 9 × 9 positions, with
    5 × 5, 5 × 4, 4 × 5 and 4 × 4 taps.
-2. In each, polynomials of 10 × 10 (or 9) coefficients are multiplied by way of their values: 132, 120, 120 and
-   109 products of 256 × 256 numbers an image. That is 31.5 M multiply-adds instead of 191 M, 6 times fewer.
-3. The transforms come on top: B 11.2 M an image, A 1.2 M an image, and G 645 M a batch (5 M an image if b = 128).
-   All are matrix products with a small constant factor, because the data lie as (position, image, channel).
+2. In each phase, polynomials with 10 × 10 (or 9) coefficients are multiplied through their values, which takes 132,
+   120, 120 and 109 products of 256 × 256 numbers per image: 31.5 M multiply-adds instead of 191 M, 6 times fewer.
+3. The transforms add 11.2 M per image for B, 1.2 M per image for A, and 645 M per batch for G (5 M per image if
+   b = 128). The data are stored as (position, image, channel), so all of them are matrix products with a small constant
+   factor.
 
-So 49 M instead of 191 M at b = 128, 3.9 times fewer, and the backward pass is the same with every matrix
-transposed. In float32 the result is as exact as float32 sums of 20736 products are: relative errors of 1e-6 for
-the output and 3e-6 for the gradients. Nothing is remembered from call to call but the constants. For the backward
-pass B·x is kept instead of x; G·w is computed again, since it is larger than all the rest and cheap.
+The total is 49 M instead of 191 M at b = 128, 3.9 times fewer. The backward pass uses the transposed matrices. In
+float32 the result is as accurate as a float32 sum of 20736 products: the relative error is 1e-6 for the output and
+3e-6 for the gradients. Only the constants are cached between calls. The backward pass keeps B·x instead of x and
+recomputes G·w, which is cheap to compute and the largest of the intermediate results.
 
-Large images are cut into tiles, which count as images. `best_tile` weighs all this against the plain form;
-`stem` adds the convolution and the ReLU before this one.
+Large images are cut into tiles, which are treated as images. `best_tile` compares the estimated cost with that of the
+plain convolution. `stem` fuses this convolution with the convolution and ReLU before it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from capsnet.kernels.bilinear import (
 )
 from capsnet.kernels.once import differentiable_once
 
-OPERATOR = 25e6 / 30  # what calling an operator costs, in multiply-adds: measured
+OPERATOR = 25e6 / 30  # measured cost of one operator call, in multiply-adds
 
 # --- Images to phases and back ----------------------------------------------------------------------------
 
@@ -211,7 +211,7 @@ _conv.register_autograd(_conv_gradients, setup_context=_conv_save)
 differentiable_once(_conv_backward, "convolution")
 
 
-# --- Which way to compute it ------------------------------------------------------------------------------
+# --- Choice of the algorithm ------------------------------------------------------------------------------
 
 
 def _bilinear_cost(b: int, c: int, o: int, out: Pair, kernel: Pair, stride: int, tile: Pair) -> float:

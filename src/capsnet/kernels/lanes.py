@@ -1,9 +1,9 @@
-"""A value that is one float32 for each of sixteen examples: what the loops of `routing_numba` compute with.
+"""A vector type with one float32 for each of sixteen examples, for the compiled loops of the routing kernels.
 
-Numba turns loops over arrays into vector instructions when it can see that it may, which is seldom for loops like
-those of routing. Here the vector is a type of its own: `a + b`, `fma(a, b, c)` and `exp(a)` act on sixteen examples,
-and code that uses them reads as if for a single one. LLVM maps it to one AVX-512 register, two of AVX2 or four of
-NEON. No fast-math anywhere: NaN goes in, NaN comes out. Arrays are flat, contiguous float32, indices count numbers.
+Numba vectorises a loop over arrays only if it can prove that this is safe, which fails for most loops of routing. Here
+the vector is an explicit type: `a + b`, `fma(a, b, c)` and `exp(a)` operate on sixteen examples, and the code reads as
+if it were written for one. LLVM maps the type to one AVX-512 register, two AVX2 registers or four NEON registers.
+Fast-math is off, so NaN propagates. Arrays are flat, contiguous and float32; indices count elements.
 """
 
 # mypy: disable-error-code="no-untyped-def,call-arg,call-overload,var-annotated,import-untyped"

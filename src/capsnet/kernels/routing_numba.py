@@ -1,17 +1,18 @@
 """The votes of `capsnet.kernels.routing` as fused loops for float32 on CPUs, compiled with Numba at first use.
 
-Sixteen examples are routed at a time, one in each lane of a vector, so the loops below read as if for a single
-example: agreement, softmax and sums go lane by lane, and nothing is added across lanes but g_W. Layouts:
-u (tile, i, p, lane); V, s and g_s (tile, j, q, lane); W unchanged. For one lower capsule and one tile the votes are
-j · q vectors, formed from W where they are needed and gone before they leave the first-level cache; forming them
-again costs less than fetching them.
+Sixteen examples are routed at a time, one in each lane of a vector (`lanes`), so the loops read as if they were written
+for one example. Agreement, softmax and sums are computed per lane; only g_W is summed over lanes. Layouts:
+u (tile, i, p, lane); V, s and g_s (tile, j, q, lane); W unchanged. The votes of one lower capsule for one tile are
+j · q vectors. They are computed from W when needed and stay in the first-level cache; recomputing them is cheaper than
+reading them from memory.
 
-Work is cut into jobs by shape alone, every job writes memory of its own, and partial sums are added in a fixed
-order: results are the same bits whatever the number of threads. The jobs release the interpreter lock and run on
-PyTorch's own OpenMP threads.
+The work is divided into jobs that depend on the shapes only. Each job writes to separate memory, and partial sums are
+added in a fixed order, so results are bit-identical for any number of threads. Jobs release the interpreter lock and
+run on PyTorch's OpenMP threads.
 
-Array arguments are flat; an argument `x_at` says where in `x` to begin. Compiling takes some seconds, once: the
-result is kept on disk. Memory comes from `new_empty` and the like of what came in, whatever PyTorch's defaults are.
+Array arguments are flat; an argument `x_at` is the offset of the first element in `x`. Compilation takes a few seconds
+once, and the result is cached on disk. Memory is allocated with `new_empty` and related methods of the inputs, so it
+does not depend on PyTorch's default dtype and device.
 """
 
 # mypy: disable-error-code="no-untyped-def,call-arg,call-overload,var-annotated,import-untyped"
@@ -43,8 +44,8 @@ from capsnet.kernels.lanes import (
 )
 from capsnet.kernels.threads import run
 
-JOBS = 16  # at least so many where the batch alone is too small to share out
-BLOCK = 4  # lower capsules whose vote gradients are held at a time, in HELD bytes of the L2 cache
+JOBS = 16  # jobs of a pass over the lower capsules; more if the batch has more tiles
+BLOCK = 4  # lower capsules whose vote gradients are kept at a time, in HELD bytes of the L2 cache
 HELD = 1 << 19
 
 # ---- One lower capsule, one tile of examples ----

@@ -1,10 +1,10 @@
-"""Convolution, ReLU, convolution in one operator: the paper network's conv1 and PrimaryCaps (section 4).
+"""Convolution, ReLU and convolution as one operator: conv1 and PrimaryCaps of the paper's network (section 4).
 
-The second convolution is the bilinear one of `convolution`. Its transform B wants the hidden layer as (phase,
-position, image, channel). An im2col of the input whose rows stand in that order makes the first convolution one
-matrix product that writes exactly this, so that the 52 MB of a batch of 128 are never rearranged, and the ReLU
-is done in place. The gradient comes back in the same order and meets the same im2col. Hidden positions that no
-output reads (a twentieth row and column, for the paper's sizes) are not computed at all.
+The second convolution is the bilinear one of `convolution`. Its transform B reads the hidden layer in the order (phase,
+position, image, channel). If the rows of an im2col of the input have that order, the first convolution is one matrix
+product that writes the hidden layer as B reads it. The 52 MB of a batch of 128 are never rearranged, and the ReLU works
+in place. The gradient arrives in the same order and uses the same im2col. Hidden positions that no output reads (the
+twentieth row and column for the paper's sizes) are not computed.
 """
 
 from __future__ import annotations
