@@ -26,7 +26,8 @@ settings.load_profile("capsnet")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A short real training on MNIST, shared by everything that needs a model."""
     folder = tmp_path_factory.mktemp("runs") / "demo"
-    assert main(["train", "--epochs", "1", "--batch-size", "250", "--lr", "0.003", "--out", str(folder)]) == 0
+    words = "train --epochs 1 --train-limit 20000 --batch-size 100 --lr 0.003 --out"
+    assert main([*words.split(), str(folder)]) == 0
     return folder
 
 

@@ -124,6 +124,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, finite)
 """
 
 
+@pytest.mark.slow
 def test_200_classes_on_96_pixels_train_at_batch_16_inside_8_gb() -> None:
     done = subprocess.run([sys.executable, "-c", MANY_CLASSES], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
