@@ -12,8 +12,9 @@ from functools import partial
 import pytest
 import torch
 
-from capsnet import bench, kernels
+from capsnet import bench, bench_grid, kernels
 from capsnet.cli import main
+from capsnet.errors import UserError
 from capsnet.models.branched import BranchedConfig
 from capsnet.models.capsnet import CapsNet
 from capsnet.models.config import CapsNetConfig
@@ -29,6 +30,7 @@ RATIOS = (
     "inference_ratio_batch1",
 )
 SMALL = CapsNetConfig(stem_channels=(8,), primary_types=2)
+VARIED = {"positions": "side", "lower types": "types", "upper types": "upper", "classes": "upper"}
 
 
 def test_the_benchmark_reports_every_ratio_and_the_memory_of_both_sides(capsys: pytest.CaptureFixture[str]) -> None:
@@ -94,6 +96,8 @@ def test_branches_multiply_what_they_see_and_no_more() -> None:
         (["--batch", "0"], "above 0"),
         (["--quick", "--plot", "a.png"], "leave one of the two out"),
         (["--sweep", "--plot", "a.bmp"], "should end in .png or .svg"),
+        (["--large", "--batch", "4"], "--large does not use --batch"),
+        (["--grid", "--large"], "--grid does not use --large"),
     ],
 )
 def test_impossible_benchmarks_are_refused_at_once(
@@ -175,3 +179,46 @@ def test_routings_are_compared_side_by_side(capsys: pytest.CaptureFixture[str]) 
 def test_a_routing_that_cannot_be_measured_is_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", *words]) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_case_of_the_large_benchmark_tells_its_seconds_and_its_memory() -> None:
+    cost = bench_grid.measured(bench_grid.Case("class", 4, 2, 3), 1)
+    assert cost.seconds > 0
+    assert 50 < cost.megabytes < 2000
+
+
+def test_a_case_that_cannot_be_measured_is_reported() -> None:
+    with pytest.raises(UserError, match="could not be measured"):
+        bench_grid.measured(bench_grid.Case("conv", 2, 1, 1), 1)  # smaller than a window
+
+
+def test_the_sweep_varies_one_quantity_at_a_time() -> None:
+    for quantity, cases in bench_grid.SWEEP.items():
+        values = [bench_grid.value_of(quantity, case) for case in cases]
+        assert values == sorted(set(values))
+        others = {
+            (c.layer, *(getattr(c, name) for name in ("side", "types", "upper") if name != VARIED[quantity]))
+            for c in cases
+        }
+        assert len(others) == 1
+
+
+def test_the_large_benchmark_reports_growth(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The printed exponents are those of what was measured; the measuring itself is tested above."""
+    monkeypatch.setattr(bench_grid, "measured", lambda case, _: bench_grid.Cost(case.upper * case.types + 1e-9, 1.0))
+    assert main(["bench", "--large", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    growth = {row["quantity"]: row["exponent"] for row in result["growth"]}
+    assert growth["positions"] == pytest.approx(0)  # the invented cost does not depend on it
+    assert [growth[name] for name in ("lower types", "upper types", "classes")] == pytest.approx([1, 1, 1])
+    assert result["certificate"]["cpu"]
+
+
+def test_grids_are_compared_plain_and_fast(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "--grid", "--batch", "2", "--repeats", "1", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert [row["routing"] for row in result["grids"]] == ["em", "dynamic"]
+    assert all(row["ratio"] > 0 for row in result["grids"])
+    assert result["batch"] == 2

@@ -11,6 +11,7 @@ from torch import Tensor
 from capsnet.errors import UserError
 from capsnet.kernels import dispatch, grid
 from capsnet.kernels.grid import Windows
+from capsnet.nn import conv
 from capsnet.nn.conv import ClassCaps, ConvCaps, GridParents
 from capsnet.nn.layers import DenseCaps
 from capsnet.routing.em import EMRouting
@@ -137,3 +138,16 @@ def test_memory_is_not_that_of_the_votes() -> None:
         layer.route(poses, a)
     assert grid.fused() is not None
     assert sum(kept) < 8 * 36 * 72 * 16 * 16  # votes of the batch
+
+
+def test_large_layers_recompute_their_iterations_in_the_backward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, poses, a = problem("overlapping windows", routing="em", matrix=True)
+    monkeypatch.setattr(dispatch, "grid_pays", lambda *_: True)
+    expected = results(layer, poses, a)
+    monkeypatch.setattr(conv, "UPPER_BYTES", 0)
+    for one, other in zip(results(layer, poses, a), expected, strict=True):
+        torch.testing.assert_close(one, other)
+    kept: list[int] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.numel()) or t, lambda t: t):
+        layer.route(poses.requires_grad_(), a)
+    assert sum(kept) <= 2 * (poses.numel() + layer.weight.numel() + layer.routing.beta_u.numel())

@@ -28,6 +28,7 @@ class Bench:
       capsnet bench --quick
       capsnet bench --image-size 36
       capsnet bench --routing all
+      capsnet bench --large
       capsnet bench --sweep --plot sweep.png
     """
 
@@ -39,6 +40,10 @@ class Bench:
     """Compare accuracy instead: train the quick preset for one epoch in float32 and bfloat16, with three seeds each."""
     routing: MaybeStr = None
     """Compare routing algorithms instead, by a layer of the paper's size: one name, or all."""
+    grid: Switch = False
+    """Measure a training step of the 68,754-parameter matrix network instead, plain and fast (batch 64 by default)."""
+    large: Switch = False
+    """Measure a training step on 3×227×227 images with 196 classes and batch 8 instead, and how the cost grows."""
     plot: MaybePath = None
     """Write a figure to this file (.png or .svg): the sweep, or the time of a step by part."""
     network: Literal["paper", "quick", "best"] = "paper"
@@ -64,6 +69,10 @@ def bench(argv: list[str]) -> int:
         return compare_precision(flags.json)
     if flags.routing:
         return compare_routings(flags)
+    if flags.grid:
+        return compare_grids(flags)
+    if flags.large:
+        return measure_large(flags)
     with Counter("measuring") as counter:
         if flags.sweep:
             rows = measured.sweep(3 if flags.quick else flags.repeats, on_tick=counter)
@@ -113,8 +122,7 @@ def compare_routings(flags: Bench) -> int:
         found = compare(flags.routing, flags.batch, 3 if flags.quick else flags.repeats, counter)
     found.sort(key=lambda speed: speed.fast_seconds)
     if flags.json:
-        birth = checkpoint.certificate({"bench": vars(flags)}, 0.0, cpu=measured.cpu_name())
-        print(json.dumps({"routings": [asdict(speed) for speed in found], "certificate": birth.to_json()}, default=str))
+        print_record(flags, {"routings": [asdict(speed) for speed in found]})
         return 0
     columns = ["routing", "plain ms", "fast ms", "ratio", "plain MB", "fast MB", "network step ms", "share of a step"]
     rows = [
@@ -132,19 +140,68 @@ def compare_routings(flags: Bench) -> int:
     return 0
 
 
+def compare_grids(flags: Bench) -> int:
+    """Print one line per routing that has a kernel for grids of capsules."""
+    from capsnet.bench_grid import compare
+
+    batch = 64 if flags.batch == Bench.batch else flags.batch
+    with Counter("measuring") as counter:
+        found = compare(batch, 3 if flags.quick else flags.repeats, counter)
+    if flags.json:
+        print_record(flags, {"batch": batch, "grids": [asdict(speed) for speed in found]})
+        return 0
+    rows = [
+        (speed.routing, f"{speed.plain_seconds:.3f}", f"{speed.fast_seconds:.3f}", f"{speed.ratio:.2f}")
+        for speed in found
+    ]
+    title = f"a training step of the matrix network, 68,754 parameters, batch {batch}"
+    print_table(["routing", "plain s", "fast s", "ratio"], rows, title=title)
+    return 0
+
+
+def measure_large(flags: Bench) -> int:
+    """Print the cost of the large network, and a line per case of the sweep."""
+    from capsnet.bench_grid import large
+
+    with Counter("measuring") as counter:
+        network, growths = large(1 if flags.quick else min(flags.repeats, 3), counter)
+    if flags.json:
+        print_record(flags, {"large": asdict(network), "growth": [asdict(growth) for growth in growths]})
+        return 0
+    print(
+        f"A training step of matrix capsules on 3×227×227 images, 196 classes, batch 8: {network.seconds:.1f} s, "
+        f"peak memory {network.megabytes:,.0f} MB."
+    )
+    rows = [
+        (growth.quantity, f"{value:,}", f"{cost.seconds:.3f}", f"{cost.megabytes:,.0f}", f"{growth.exponent:.2f}")
+        for growth in growths
+        for value, cost in zip(growth.values, growth.costs, strict=True)
+    ]
+    print_table(["quantity", "value", "seconds", "peak MB", "exponent (1: linear)"], rows, title="one capsule layer")
+    return 0
+
+
+def print_record(flags: Bench, record: dict[str, Any]) -> None:
+    """Print a result as JSON, with its certificate."""
+    birth = checkpoint.certificate({"bench": vars(flags)}, 0.0, cpu=measured.cpu_name())
+    print(json.dumps({**record, "certificate": birth.to_json()}, default=str))
+
+
+IGNORED = {  # by each mode of the benchmark
+    "precision": ("network", "image_size", "batch", "sweep", "quick", "repeats", "routing", "grid", "large"),
+    "sweep": ("network", "image_size", "batch", "routing", "grid", "large"),
+    "routing": ("network", "image_size", "plot", "grid", "large"),
+    "grid": ("network", "image_size", "plot", "large"),
+    "large": ("network", "image_size", "plot", "batch"),
+}
+
+
 def refuse_what_would_be_ignored(flags: Bench) -> None:
-    """Refuse flags that --sweep, --precision or --routing would silently ignore."""
-    what = "--precision" if flags.precision else "--sweep" if flags.sweep else "--routing" if flags.routing else ""
-    fixed = ["network", "image_size", "batch"]
-    if flags.precision:
-        fixed += ["sweep", "quick", "repeats", "routing"]
-    elif flags.sweep:
-        fixed.append("routing")
-    elif flags.routing:
-        fixed = ["network", "image_size", "plot"]
-    for name in fixed if what else ():
+    """Refuse flags that another kind of benchmark would silently ignore."""
+    what = next((name for name in IGNORED if getattr(flags, name)), None)
+    for name in IGNORED[what] if what else ():
         if getattr(flags, name) != getattr(Bench, name):
-            raise UserError(f"{what} does not use --{name.replace('_', '-')}: leave one of the two out.")
+            raise UserError(f"--{what} does not use --{name.replace('_', '-')}: leave one of the two out.")
 
 
 def check_plot(flags: Bench) -> None:

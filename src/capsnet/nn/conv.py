@@ -6,12 +6,14 @@ sum to one over ALL its parents, those at other positions too (`GridParents`); n
 count capsules at the border and in overlaps wrongly. `ConvCaps` routes a grid to a smaller grid and `ClassCaps` routes
 all of it to the class capsules.
 
-Memory is bounded: examples are routed in chunks whose votes fit into `VOTE_BYTES`, and in training each chunk is
-recomputed in the backward pass instead of stored.
+Memory is bounded. Where a routing has a kernel for grids (`capsnet.kernels.grid`), votes are never stored. Otherwise
+examples are routed in chunks whose votes fit into `VOTE_BYTES`, and in training each chunk is recomputed in the
+backward pass instead of stored.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -27,6 +29,7 @@ from capsnet.routing.base import Parents, Routed, Routing, Sizes, lower_activati
 from capsnet.routing.options import RoutingOptions
 
 VOTE_BYTES = 1 << 28  # of one chunk of examples
+UPPER_BYTES = 1 << 24  # of upper poses, from which on not even those of every iteration are kept for the backward pass
 
 
 class GridParents(Parents):
@@ -167,11 +170,14 @@ class ConvCaps(nn.Module):
         """The layer by a kernel, or None where the plain form is as good."""
         if torch.compiler.is_compiling() or not dispatch.enabled():
             return None
-        listed = None if a is None else a.flatten(1, 3)
-        routed = routing.on_grid(poses.flatten(1, 3), self.weight, listed, parents.windows())
+        inputs = (poses.flatten(1, 3), self.weight, None if a is None else a.flatten(1, 3), parents.windows())
+        grid = (poses.shape[0], *parents.outputs)
+        if torch.is_grad_enabled() and 4 * math.prod(grid) * self.upper_types * self.upper_dim > UPPER_BYTES:
+            routed = checkpoint(routing.on_grid, *inputs, use_reentrant=False, preserve_rng_state=False)
+        else:
+            routed = routing.on_grid(*inputs)
         if routed is None:
             return None
-        grid = (poses.shape[0], *parents.outputs)
         return Routed(routed.poses.unflatten(0, grid), routed.activations.unflatten(0, grid))
 
     def chunks(self, poses: Tensor, a: Tensor | None, positions: int) -> list[tuple[Tensor, Tensor | None]]:
