@@ -211,7 +211,7 @@ assert len(t.store.read(t.toy(slow))[0]) == 200
 def test_of_two_processes_at_once_one_fetches_and_both_read(cache: Path) -> None:
     command = [sys.executable, "-c", FETCHER, str(Path(__file__).parent)]
     both = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
-    outputs = [process.communicate(timeout=60) for process in both]
+    outputs = [process.communicate(timeout=240) for process in both]
     assert [process.returncode for process in both] == [0, 0], outputs
     assert "".join(out for out, _ in outputs).count("fetching") == 1
 
