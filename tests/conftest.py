@@ -49,6 +49,7 @@ def digits() -> data.Dataset:
 def forget_plugins(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What a test loads or registers is unknown again after it."""
     monkeypatch.setattr(plugins, "_loaded", {})
+    monkeypatch.setattr(plugins, "_warned", set())
     yield
     registries: list[Registry[Any]] = [ROUTINGS, MODELS, DATASETS]
     for registry in registries:

@@ -7,17 +7,21 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
 
-from capsnet import bench, bench_grid, kernels
+from capsnet import bench, bench_grid, kernels, load_plugin
 from capsnet.cli import main
+from capsnet.cli.bench import network_of
 from capsnet.errors import UserError
 from capsnet.models.branched import BranchedConfig
 from capsnet.models.capsnet import CapsNet
 from capsnet.models.config import CapsNetConfig
+from capsnet.models.registry import MODELS
 from capsnet.routing.options import DynamicOptions
 
 RATIOS = (
@@ -74,7 +78,7 @@ def test_only_the_bfloat16_side_asks_for_bfloat16_in_training_and_inference() ->
 def test_the_paper_networks_multiply_adds_are_counted_as_known() -> None:
     conv1, primary, decoder = 20 * 20 * 256 * 81, 36 * 256 * 256 * 81, 160 * 512 + 512 * 1024 + 1024 * 784
     votes = 1152 * 10 * 16
-    assert bench.multiply_adds(CapsNetConfig()) == conv1 + primary + decoder + votes * 8 + 6 * votes
+    assert bench.multiply_adds(CapsNetConfig()) == conv1 + primary + decoder + votes * 8 + 5 * votes
 
 
 def test_branches_multiply_what_they_see_and_no_more() -> None:
@@ -85,13 +89,34 @@ def test_branches_multiply_what_they_see_and_no_more() -> None:
     )  # fmt: skip
     convolutions = 64 * 4 * 9 + 36 * 6 * 4 * 9 + 16 * 8 * 3 * 9
     votes = 16 * 4 * 3 * 3
-    assert bench.multiply_adds(config) == convolutions + votes * 2 + 2 * votes
+    assert bench.multiply_adds(config) == convolutions + votes * 2 + votes
     assert "public" not in bench.Case(config, 1).sides
+
+
+@pytest.mark.usefixtures("forget_plugins")
+def test_a_model_of_a_plugin_is_measured_in_a_process_of_its_own() -> None:
+    load_plugin(Path(__file__).parent / "plugins" / "my_model.py")
+    case = bench.Case(replace(network_of("shallow"), types=2), 2)
+    assert "public" not in case.sides
+    assert bench.multiply_adds(case.model) > 0
+    with bench.started(("plain",), case) as (worker,):
+        (seconds,) = worker.ask(do="train", steps=1)
+        parts = worker.ask(do="breakdown")
+    assert seconds > 0
+    assert parts.keys() == {"network", "Adam"}
+
+
+@pytest.mark.parametrize("kind", ["capsnet", "efficient", "branched", "cnn"])
+def test_a_step_is_divided_into_the_parts_that_a_model_names(kind: str) -> None:
+    parts = bench.Worker("fast", bench.Case(MODELS.get(kind).Config().tiny(), 2)).breakdown()
+    whole = kind in ("branched", "cnn")
+    assert parts.keys() == ({"network", "Adam"} if whole else {"convolutions", "routing", "decoder", "Adam"})
 
 
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
+        (["--network", "papr"], "there is no network 'papr'; did you mean 'paper'?"),
         (["--image-size", "5"], "too small"),
         (["--batch", "0"], "above 0"),
         (["--quick", "--plot", "a.png"], "leave one of the two out"),

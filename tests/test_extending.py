@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -145,9 +146,11 @@ def test_a_run_is_resumed_with_its_plugin_and_without_it_asks_for_it(capsys: Cap
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("capsnet.cli.train.TrainingBar", Interrupt)
         assert main(words) == 130
+    sha256 = hashlib.sha256(Path("my_routing.py").read_bytes()).hexdigest()
     assert json.loads(Path("runs/cut/config.json").read_text())["plugins"] == [
-        {"kind": "routing", "name": "sharp", "plugin": "my_routing.py"}
+        {"kind": "routing", "name": "sharp", "plugin": "my_routing.py", "sha256": sha256}
     ]
+    assert "resume with: capsnet train --resume runs/cut --plugin my_routing.py\n" in capsys.readouterr().err
     forget()
     assert main(["train", "--resume", "runs/cut"]) == 2
     assert said(capsys).endswith("needs the routing 'sharp' of the plugin my_routing.py: add --plugin my_routing.py.")

@@ -6,6 +6,7 @@ import ast
 import doctest
 import graphlib
 import importlib
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -154,6 +155,17 @@ def test_every_public_name_exists_and_is_documented() -> None:
         doc = (thing.__doc__ or "").strip()
         assert doc, name
         assert not doc.startswith(f"{name}("), f"{name} has only the docstring that Python made up"
+
+
+PRIVATE = re.compile(
+    r"\btorch(\.\w+)*\._[a-z]|\btorch\._C\b|\bfrom torch\S* import _|\btorch\.ops\.aten\b|\bnumba\.core\b|_internal\b"
+    r"|\b_dynamo|\._(forward|backward)(_pre)?_hooks\b|\bGOMP_|\blibtorch"
+)
+
+
+def test_private_apis_are_used_in_one_file() -> None:
+    users = {path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py") if PRIVATE.search(path.read_text())}
+    assert users == {"kernels/private.py"}
 
 
 def test_every_module_says_what_it_is() -> None:

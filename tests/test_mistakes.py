@@ -279,14 +279,14 @@ def guard_training_decodes_the_true_class(compute: ComputeLoss) -> None:
     expected = reconstruction_loss(model.reconstruct(output.poses, labels), images)  # type: ignore[arg-type]
     losses = compute(model, batch, Config())
     torch.testing.assert_close(losses.reconstruction, expected)
-    torch.testing.assert_close(losses.total, losses.margin + 0.0005 * expected)
+    torch.testing.assert_close(losses.total, losses.classification + 0.0005 * expected)
 
 
 def loss_masked_by_the_prediction(model: CapsNet, batch: Batch, config: Config) -> loop.Losses:
     longest = model(batch.images).activations.argmax(1)
     right = loop.compute_loss(model, batch, config)
     wrong = loop.compute_loss(model, replace(batch, targets=one_hot(longest, 3)), config).reconstruction
-    return loop.Losses(right.margin + 0.0005 * wrong, right.margin, wrong)
+    return loop.Losses(right.classification + 0.0005 * wrong, right.classification, wrong)
 
 
 def test_8_training_masks_by_the_label() -> None:

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import hashlib
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from capsnet import load_plugin, plugins
+from capsnet.data.registry import DATASETS
 from capsnet.errors import UserError
 from capsnet.models.capsnet import CapsNet
 from capsnet.models.config import CapsNetConfig
-from capsnet.models.registry import model_from_dict, model_to_dict
+from capsnet.models.registry import MODELS, model_from_dict, model_to_dict
 from capsnet.models.registry import register as register_model
-from capsnet.registry import Registry
-from capsnet.routing import ROUTINGS, Routing, RoutingOptions, options_for, register
+from capsnet.registry import Registry, registering_from
+from capsnet.routing import ROUTINGS, Routing, RoutingOptions, create, options_for, register
+from packages import install_package
 
 ROUTING = """
 from capsnet.routing import Routing, register
@@ -79,7 +85,8 @@ def test_what_is_not_a_plugin_is_refused(tmp_path: Path, file: str, message: str
 def test_only_what_is_not_built_in_is_needed(tmp_path: Path) -> None:
     load_plugin(plugin(tmp_path, "mine.py", "mine"))
     needed = plugins.needs([(ROUTINGS, "dynamic"), (ROUTINGS, "mine")])
-    assert needed == [{"kind": "routing", "name": "mine", "plugin": "mine.py"}]
+    sha256 = hashlib.sha256((tmp_path / "mine.py").read_bytes()).hexdigest()
+    assert needed == [{"kind": "routing", "name": "mine", "plugin": "mine.py", "sha256": sha256}]
 
 
 @pytest.mark.parametrize(
@@ -99,6 +106,114 @@ def test_a_missing_plugin_is_one_sentence_that_says_how_to_supply_it(origin: str
 def test_a_plugin_that_is_there_is_not_missed(tmp_path: Path) -> None:
     load_plugin(plugin(tmp_path, "renamed.py", "mine"))
     plugins.require([{"kind": "routing", "name": "mine", "plugin": "mine.py"}], [ROUTINGS], "runs/x")
+
+
+@pytest.mark.parametrize(
+    ("origin", "sha256", "warning"),
+    [
+        ("mine.py", "0" * 64, "runs/x was made with another version of the plugin mine.py: results may differ.\n"),
+        ("old.py", "0" * 64, "runs/x was made with the plugin old.py, and mine.py is used now: results may differ.\n"),
+        ("mine.py", "", ""),  # a record of an earlier version
+    ],
+)
+def test_a_plugin_that_has_changed_is_one_warning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], origin: str, sha256: str, warning: str
+) -> None:
+    load_plugin(plugin(tmp_path, "mine.py", "mine"))
+    for _ in range(2):  # said once
+        record = {"kind": "routing", "name": "mine", "plugin": origin, "sha256": sha256}
+        plugins.require([record], [ROUTINGS], "runs/x")
+    assert capsys.readouterr().err == (f"capsnet: {warning}" if warning else "")
+
+
+def test_a_plugin_that_is_unchanged_or_only_renamed_is_no_warning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    load_plugin(plugin(tmp_path, "mine.py", "mine"))
+    needed = plugins.needs([(ROUTINGS, "mine")])
+    plugins.require(needed, [ROUTINGS], "runs/x")
+    plugins.require([needed[0] | {"plugin": "before.py"}], [ROUTINGS], "runs/x")
+    assert capsys.readouterr().err == ""
+
+
+def test_another_version_of_a_package_is_one_warning(capsys: pytest.CaptureFixture[str]) -> None:
+    with registering_from("caps-mine 1.3"):
+        register("mine")(type("Mine", (Routing,), {"__module__": "caps_mine"}))
+    record = [{"kind": "routing", "name": "mine", "plugin": "caps-mine 1.2", "sha256": ""}]
+    plugins.require(record, [ROUTINGS], "runs/x")
+    assert "made with the plugin caps-mine 1.2, and caps-mine 1.3 is used now" in capsys.readouterr().err
+
+
+ENTRY_POINTS = {
+    "capsnet.routings": (
+        "thing = caps_things:Thing",
+        "from capsnet.routing import DynamicRouting\nclass Thing(DynamicRouting): ...",
+    ),
+    "capsnet.models": ("thing = caps_things:Thing", "from capsnet import CapsNet\nclass Thing(CapsNet): ..."),
+    "capsnet.datasets": (
+        "thing = caps_things:thing",
+        "from capsnet.data import DatasetInfo\ndef load(request): ...\nthing = DatasetInfo('thing', 'things', load)",
+    ),
+}
+REGISTRIES = {registry.group: registry for registry in (ROUTINGS, MODELS, DATASETS)}
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str, str], Registry[Any]]:
+    """Install a package caps_things with one entry point; returns the registry of its group."""
+
+    def install(group: str, entry: str, code: str) -> Registry[Any]:
+        install_package(tmp_path, "caps_things", group, code, entry)
+        return REGISTRIES[group]
+
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(sys.modules, "caps_things", None)
+    monkeypatch.delitem(sys.modules, "caps_things")
+    return install
+
+
+@pytest.mark.parametrize("group", ENTRY_POINTS)
+def test_an_entry_point_that_names_the_thing_itself_registers_it(
+    installed: Callable[[str, str, str], Registry[Any]], group: str
+) -> None:
+    registry = installed(group, *ENTRY_POINTS[group])
+    thing = registry.get("thing")
+    assert registry.origin("thing") == "caps_things 2.5"
+    if group == "capsnet.routings":
+        assert thing.name == options_for("thing").algorithm == "thing"
+        assert create(options_for("thing", iterations=2)).__class__ is thing
+        assert options_for("dynamic").algorithm == "dynamic"
+    if group == "capsnet.models":
+        assert model_from_dict(model_to_dict(thing.Config())).kind == "thing"
+        assert CapsNetConfig.kind == "capsnet"
+
+
+@pytest.mark.parametrize("group", ENTRY_POINTS)
+def test_an_entry_point_that_names_something_else_is_refused(
+    installed: Callable[[str, str, str], Registry[Any]], group: str
+) -> None:
+    with pytest.raises(UserError, match=r"the \w+ 'thing' should be a .*, and is 5\."):
+        installed(group, "thing = caps_things:five", "five = 5").get("thing")
+
+
+@pytest.mark.parametrize("group", ["capsnet.routings", "capsnet.datasets"])
+def test_an_entry_point_uses_the_name_that_the_package_registers(
+    installed: Callable[[str, str, str], Registry[Any]], group: str
+) -> None:
+    entry, code = ENTRY_POINTS[group]
+    code = code.replace("class Thing", "from capsnet.routing import register\n@register('thing')\nclass Thing")
+    with pytest.raises(UserError, match="use one name for both"):
+        installed(group, entry.replace("thing =", "other ="), code).get("other")
+
+
+def test_a_command_for_the_user_names_the_plugins_of_the_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = plugin(tmp_path, "mine.py", "mine").resolve()
+    load_plugin(file)
+    assert plugins.command("train", "--resume", "a b") == f"capsnet train --resume 'a b' --plugin {file}"
+    monkeypatch.chdir(tmp_path)
+    assert plugins.command("lab") == "capsnet lab --plugin mine.py"
 
 
 def test_options_that_two_algorithms_inherit_belong_to_each_of_them() -> None:

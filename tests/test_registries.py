@@ -9,6 +9,7 @@ import pytest
 
 from capsnet.errors import UserError
 from capsnet.registry import Registry, registering_from
+from packages import install_package
 
 
 @pytest.fixture
@@ -68,19 +69,10 @@ def test_a_name_belongs_to_one_origin(shapes: Registry[type]) -> None:
     assert shapes.get("circle") is int
 
 
-def install(folder: Path, module: str, code: str, entry: str) -> None:
-    """What pip leaves of a package with one entry point."""
-    (folder / f"{module}.py").write_text(code)
-    record = folder / f"{module}-2.5.dist-info"
-    record.mkdir()
-    (record / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 2.5\n")
-    (record / "entry_points.txt").write_text(f"[capsnet.shapes]\n{entry}\n")
-
-
 def test_an_installed_package_adds_an_entry(
     shapes: Registry[type], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    install(tmp_path, "round_shapes", "class Circle: ...", "circle = round_shapes:Circle")
+    install_package(tmp_path, "round_shapes", "capsnet.shapes", "class Circle: ...", "circle = round_shapes:Circle")
     assert shapes.names() == ["circle", "square"]
     assert "round_shapes" not in sys.modules
     assert shapes.get("circle").__name__ == "Circle"
@@ -89,6 +81,8 @@ def test_an_installed_package_adds_an_entry(
 
 
 def test_a_package_that_cannot_be_imported_is_named(shapes: Registry[type], tmp_path: Path) -> None:
-    install(tmp_path, "broken_shapes", "raise OSError('no license')", "oval = broken_shapes:Oval")
+    install_package(
+        tmp_path, "broken_shapes", "capsnet.shapes", "raise OSError('no license')", "oval = broken_shapes:Oval"
+    )
     with pytest.raises(UserError, match=r"the shape 'oval' of broken_shapes 2\.5 cannot be imported: OSError\('no lic"):
         shapes.get("oval")

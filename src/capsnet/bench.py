@@ -26,20 +26,19 @@ from typing import IO, Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from capsnet import kernels, plugins
 from capsnet.data import Batch
 from capsnet.errors import UserError
 from capsnet.evaluate import evaluate, mean_and_std
-from capsnet.kernels import dispatch
 from capsnet.kernels.allocator import keep_memory
 from capsnet.kernels.dispatch import has_bf16
 from capsnet.models.base import Model, Output
-from capsnet.models.capsnet import CapsNet, describe_routing
-from capsnet.models.config import CapsNetConfig
-from capsnet.models.registry import build
+from capsnet.models.capsnet import CapsNet
+from capsnet.models.config import CapsNetConfig, ModelConfig
+from capsnet.models.registry import build, model_from_dict, model_to_dict
 from capsnet.nn.functional import one_hot
-from capsnet.nn.layers import DenseCaps
 from capsnet.routing.options import DynamicOptions
 from capsnet.timing import timed
 from capsnet.train import loop
@@ -90,19 +89,24 @@ class PublicStyle(Model):
 class Case:
     """What is measured: a network and a batch size."""
 
-    model: CapsNetConfig = field(default_factory=CapsNetConfig)
+    model: ModelConfig = field(default_factory=CapsNetConfig)
     batch: int = 128
 
     @property
     def sides(self) -> tuple[str, ...]:
-        """The variants to measure; `public` only exists for networks like the paper's."""
-        paper_like = len(self.model.stem_channels) == 1 and not self.model.stem_norm and self.model.kind == "capsnet"
-        return SIDES if paper_like else SIDES[1:]
+        """The variants to measure; `public` only exists for the paper's network."""
+        return SIDES if self.is_paper else SIDES[1:]
+
+    @property
+    def is_paper(self) -> bool:
+        """Whether this is the paper's network, for images of any size and any number of classes."""
+        return self.model == CapsNetConfig(self.model.image_shape, self.model.num_classes)
 
     def described(self) -> str:
         c, h, w = self.model.image_shape
-        routing = describe_routing(self.model.routing)
-        return f"{c}×{h}×{w}, batch {self.batch}, {self.model.num_classes} classes, {routing}"
+        routing = getattr(self.model, "routing", None)
+        parts = [f"{c}×{h}×{w}", f"batch {self.batch}", f"{self.model.num_classes} classes"]
+        return ", ".join(parts + ([routing.describe()] if routing else [self.model.kind]))
 
 
 # ---------------------------------------------------------------------------------------- inside a worker process
@@ -116,7 +120,7 @@ class Worker:
             keep_memory()
         torch.manual_seed(0)
         self.side, self.case = side, case
-        self.model: Any = PublicStyle(case.model) if side == "public" else build(case.model)
+        self.model: Any = PublicStyle(cast(CapsNetConfig, case.model)) if side == "public" else build(case.model)
         fused = {} if side == "public" else {"fused": True}
         self.optimizer = torch.optim.Adam(self.model.parameters(), **fused)  # type: ignore[arg-type]
         self.config = Config(model=case.model)
@@ -149,17 +153,8 @@ class Worker:
 
     def breakdown(self) -> dict[str, float]:
         """Milliseconds of forward and backward pass by part; each part runs alone on data of the right shape."""
-        model = self.model
-        images = self.batch.images
         with self.path():
-            u = dispatch.primary_capsules(model.stem, model.primary, images).detach().requires_grad_()
-            v = model.caps(u).detach().requires_grad_()
-            parts: dict[str, Callable[[], object]] = {
-                "convolutions": lambda: dispatch.primary_capsules(model.stem, model.primary, images).sum().backward(),
-                "routing": lambda: model.caps(u).sum().backward(),
-                "decoder": lambda: model.reconstruct_set(v, self.batch.targets).sum().backward(),
-                "Adam": self.optimizer.step,
-            }
+            parts = self.model.stages(self.batch.images, self.batch.targets) | {"Adam": self.optimizer.step}
             return {name: 1e3 * timed(part, 1)[0] for name, part in parts.items()}
 
     def answer(self, request: dict[str, Any]) -> Any:
@@ -211,10 +206,10 @@ def cpu_name() -> str:
 
 def serve() -> None:
     """The worker's loop: one JSON request per line, one JSON answer per line."""
-    side, case = sys.argv[1], json.loads(sys.argv[2])
-    from capsnet.models.registry import model_from_dict
-
-    worker = Worker(side, Case(model_from_dict(case["model"]), case["batch"]))  # type: ignore[arg-type]
+    side, case, *rest = sys.argv[1:]
+    plugins.load_flags(rest)
+    described = json.loads(case)
+    worker = Worker(side, Case(model_from_dict(described["model"]), described["batch"]))
     for line in sys.stdin:
         print(json.dumps(worker.answer(json.loads(line))), flush=True)
 
@@ -226,13 +221,11 @@ class Side:
     """A worker process."""
 
     def __init__(self, name: str, case: Case) -> None:
-        from capsnet.models.registry import model_to_dict
-
         described = json.dumps({"model": model_to_dict(case.model), "batch": case.batch})
         clean = {k: v for k, v in os.environ.items() if not k.startswith(("MALLOC_", "GLIBC_TUNABLES"))}
         self.name = name
         self.process = subprocess.Popen(
-            [sys.executable, "-c", "from capsnet.bench import serve; serve()", name, described],
+            [sys.executable, "-c", "from capsnet.bench import serve; serve()", name, described, *plugins.flags()],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=clean,
             start_new_session=True,  # the parent handles Ctrl-C and ends the workers
         )  # fmt: skip
@@ -364,28 +357,14 @@ def spread(values: list[float]) -> dict[str, float]:
     return {"median": round(middle, 5), "quartile_low": round(low, 5), "quartile_high": round(high, 5)}
 
 
-def multiply_adds(config: CapsNetConfig) -> int:
-    """Multiply-adds of the forward pass of one image by the paper's equations (convolutions, votes, decoder)."""
-    model = build(config, device=torch.device("meta"))
-    count = sum(map(layer_multiply_adds, model.modules()))
-    convolutions = list[int]()
-
-    def on_convolution(layer: nn.Module, _: object, output: Tensor) -> None:
-        convolutions.append(output[0, 0].numel() * cast(Tensor, layer.weight).numel())
-
-    for module in model.modules():
-        if isinstance(module, nn.Conv2d):
-            module.register_forward_hook(on_convolution)
-    model(torch.empty(1, *config.image_shape, device="meta"))
-    return count + sum(convolutions)
-
-
-def layer_multiply_adds(layer: nn.Module) -> int:
-    """Multiply-adds of a layer whose size does not depend on the image: votes and routing, or a matrix."""
-    if isinstance(layer, DenseCaps):
-        votes = layer.lower * layer.upper * layer.upper_dim
-        return votes * layer.lower_dim + 2 * getattr(layer.routing.options, "iterations", 1) * votes
-    return layer.weight.numel() if isinstance(layer, nn.Linear) else 0
+def multiply_adds(config: ModelConfig) -> int:
+    """Multiply-adds of the forward pass of one image by the plain code: convolutions and matrix products."""
+    model = build(config)
+    with kernels.plain(), torch.no_grad(), FlopCounterMode(display=False) as counter:
+        output = model.eval()(torch.zeros(1, *config.image_shape))
+        if output.poses is not None:
+            model.reconstruct_set(output.poses, torch.ones(1, config.num_classes))
+    return counter.get_total_flops() // 2
 
 
 def share_of_peak(case: Case, result: dict[str, Any]) -> dict[str, float]:

@@ -105,8 +105,7 @@ def peak_of(name: str, batch: int, version: str) -> float:
 def main(words: Sequence[str]) -> None:
     """The process behind `peak_of`: print the megabytes."""
     name, batch, version, *rest = words
-    for plugin in rest[1::2]:
-        plugins.load_plugin(plugin)
+    plugins.load_flags(rest)
     keep_memory()
     step = layer_step(name, int(batch), version)
     before = peak_megabytes()

@@ -62,21 +62,27 @@ class Registry(Generic[T]):
         self._entries: dict[str, T] = {}
         self._origins: dict[str, str] = {}
 
-    def register(self, name: str, module: str = "") -> Callable[[T], T]:
-        """A decorator that adds an entry under a name; a name that another origin has taken is refused.
+    def prepare(self, name: str, entry: T) -> T:
+        """Override to check an entry, or to tell it its name, before it is added."""
+        return entry
 
-        `module` defines an entry that is not a class or function itself.
-        """
+    def module_of(self, entry: T) -> str:
+        """The module that defines an entry; override it for entries that are not classes or functions."""
+        return getattr(entry, "__module__", "") or ""
+
+    def register(self, name: str) -> Callable[[T], T]:
+        """A decorator that adds an entry under a name; a name that another origin has taken is refused."""
 
         def add(entry: T) -> T:
-            home = module or getattr(entry, "__module__", "") or ""
+            prepared = self.prepare(name, entry)
+            module = self.module_of(prepared)
             # a plugin may be the first to import one of our own modules
-            origin = BUILT_IN if home.split(".")[0] == BUILT_IN else _origin.get() or home
+            origin = BUILT_IN if module.split(".")[0] == BUILT_IN else _origin.get() or module
             taken = BUILT_IN if name in self._modules else self._origins.get(name)
             if taken is not None and taken != origin:
                 raise UserError(f"{origin} registers the {self.kind} '{name}', which {taken} already has: rename it.")
-            self._entries[name], self._origins[name] = entry, origin
-            return entry
+            self._entries[name], self._origins[name] = prepared, origin
+            return prepared
 
         return add
 
@@ -118,8 +124,18 @@ class Registry(Generic[T]):
                 raise UserError(
                     f"the {self.kind} '{point.name}' of {package} cannot be imported: {error!r}."
                 ) from error
-            if point.name not in self._entries:  # an entry point may name the thing itself instead of registering it
-                self.register(point.name)(entry)
+            if point.name not in self._entries:  # the package does not register the entry itself
+                self._add(point, entry, package)
+
+    def _add(self, point: EntryPoint, entry: T, package: str) -> None:
+        """Register what an entry point names, unless the package registers it under another name."""
+        other = next((name for name, known in self._entries.items() if known is entry), None)
+        if other is not None:
+            raise UserError(
+                f"{package} registers the {self.kind} '{other}', and its entry point names it '{point.name}': "
+                f"use one name for both."
+            )
+        self.register(point.name)(entry)
 
     def _entry_points(self) -> list[EntryPoint]:
         return list(entry_points(group=self.group))

@@ -42,7 +42,7 @@ from capsnet.train import loop, runs
 from capsnet.train.callbacks import TrainingBar
 from capsnet.train.config import Config
 from capsnet.train.pace import epochs_within
-from capsnet.train.presets import get_preset
+from capsnet.train.presets import QUICK_NETWORK, get_preset
 
 SMALLEST = 8  # pixels: smaller images are padded
 SMALL = 20  # pixels: images below need a smaller stem
@@ -368,9 +368,7 @@ def suitable_network(image_shape: tuple[int, int, int]) -> CapsNetConfig:
     >>> suitable_network((3, 224, 224)).stem_strides
     (2, 2, 2)
     """
-    quick = get_preset("quick").model
-    assert isinstance(quick, CapsNetConfig)
-    config = replace(quick, image_shape=image_shape)
+    config = replace(QUICK_NETWORK, image_shape=image_shape)
     if min(image_shape[1:]) < SMALL:
         return replace(
             config, stem_channels=(32, 64), stem_kernels=(3, 3), stem_strides=(1, 1), primary_stride=1, decoder=(256,)

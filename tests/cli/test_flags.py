@@ -23,6 +23,16 @@ from capsnet.train.presets import get_preset
         (["train", "--augment.share", "2"], "share=2.0 should be at most 1"),
         (["train", "--modle.decoder", "2"], "not a flag of capsnet train: did you mean --model.decoder"),
         (["train", "--batch_sise=3"], "did you mean --batch-size"),
+        (["train", "--epoch", "3"], "--epoch is not a flag of capsnet train: did you mean --epochs?"),
+        (["train", "--modle", "cnn"], "did you mean --model?"),
+        (
+            ["train", "--model.routing.iteration", "3"],
+            "not an option of this routing: did you mean --model.routing.iter",
+        ),
+        (
+            ["train", "--model", "cnn", "--model.stem-channels", "3"],
+            "--model.stem-channels is not an option of this model",
+        ),
         (["train", "--epochs"], "--epochs needs a value"),
         (["evaluate", "m", "--split", "half"], "'half' is not valid for --split: choose one of 'test', "),
         (["evaluate"], "capsnet evaluate needs MODEL: "),
@@ -43,6 +53,12 @@ def test_a_mistake_in_a_flag_is_one_sentence(
     assert sentence in error
     assert error.count("\n") == 1
     assert "│" not in error
+
+
+def test_a_flag_that_an_algorithm_lacks_is_not_suggested(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["train", "--model.routing", "uniform", "--model.routing.iterations"]  # an example in the help names it
+    assert main([*words, "3"]) == 2
+    assert capsys.readouterr().err.count("--model.routing.iterations") == 1
 
 
 def settings(words: list[str]) -> Config:

@@ -262,7 +262,7 @@ def test_both_digits_are_painted_each_from_its_own_pose_alone(few: Splits[Pairs]
 def test_each_decoding_weighs_as_much_as_the_one_of_a_single_digit(few: Splits[Pairs]) -> None:
     model, batch = build(TINY).eval(), few.test.gather(torch.arange(6))
     losses = loop.compute_loss(model, batch, Config(model=TINY, loss=LossConfig(reconstruction=0.0005)))
-    torch.testing.assert_close(losses.total, losses.margin + 0.0005 * losses.reconstruction)
+    torch.testing.assert_close(losses.total, losses.classification + 0.0005 * losses.reconstruction)
 
 
 def test_a_digit_that_is_not_there_is_not_painted(few: Splits[Pairs]) -> None:

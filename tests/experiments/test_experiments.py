@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,22 +16,33 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 
-from capsnet import __version__, experiments
+from capsnet import __version__, experiments, load_plugin
 from capsnet.cli import main
 from capsnet.errors import UserError
 from capsnet.experiments import small_data, walkthrough
 from capsnet.experiments.core import networks, page
 from capsnet.experiments.core import results as kept
 from capsnet.experiments.core.claims import Measured, at_most, higher, lower
-from capsnet.experiments.core.conduct import Show, conduct, expected_seconds, find_finished, is_done, plan
+from capsnet.experiments.core.conduct import (
+    Show,
+    conduct,
+    expected_seconds,
+    find_finished,
+    is_done,
+    plan,
+    same_training,
+)
 from capsnet.experiments.core.plan import Experiment, Record, Row, tiny
 from capsnet.experiments.core.results import Place, Results, read
 from capsnet.io import checkpoint
 from capsnet.models.registry import parameters
-from capsnet.routing import dynamic_routing
+from capsnet.routing import dynamic_routing, options_for
 from capsnet.train import loop
 from capsnet.train.config import Config
+from capsnet.train.records import to_dict
+from pictures import write_folder
 
 ROOT = Path(__file__).parent.parent.parent
 NAMES = [name for name in experiments.EXPERIMENTS if name != "parts"]  # which has a test file of its own
@@ -285,6 +297,33 @@ def test_a_record_of_other_settings_is_not_this_row(ran: Ran) -> None:
     assert isinstance(row.config, Config)
     assert not is_done(record, replace(row, config=replace(row.config, epochs=7)))
     assert not is_done(None, row)
+
+
+def test_a_training_is_not_reused_when_the_images_have_changed(tmp_path: Path) -> None:
+    photos = write_folder(tmp_path / "photos", ("red", "green"))
+    config = replace(tiny(networks.capsule_training("smoke", 1)), data=f"folder:{photos}", image_size=28, batch_size=20)
+    config, place = replace(config, validation=4, train_limit=20), Place(tmp_path / "results", tmp_path / "runs")
+    folder = place.run("short", "smoke", "one")
+    result = loop.train(loop.start(config, folder))
+    record = Record(name="one", certificate=result.certificate)
+    assert find_finished(config, folder, place) == folder
+    assert is_done(record, Row("one", config, {}))
+    for photo in (photos / "red").iterdir():
+        Image.open(photo).rotate(90).save(photo)
+    assert find_finished(config, folder, place) is None
+    assert not is_done(record, Row("one", config, {}))
+
+
+@pytest.mark.usefixtures("forget_plugins")
+def test_a_training_with_another_version_of_a_plugin_is_another_training(tmp_path: Path) -> None:
+    shutil.copy(Path(__file__).parent.parent / "plugins" / "my_routing.py", tmp_path)
+    load_plugin(tmp_path / "my_routing.py")
+    config = tiny(networks.capsule_training("smoke", 1))
+    config = replace(config, model=replace(config.model, routing=options_for("sharp")))  # type: ignore[call-arg]
+    record = to_dict(config)
+    assert same_training(record, config)
+    record["plugins"][0]["sha256"] = "0" * 64
+    assert not same_training(record, config)
 
 
 @pytest.mark.parametrize("name", ["table1", "iterations", "affine", "multimnist", "parts"])

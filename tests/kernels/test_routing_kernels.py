@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from capsnet.errors import UserError
-from capsnet.kernels import dispatch, routing, threads
+from capsnet.kernels import dispatch, private, routing, threads
 from capsnet.kernels.routing_torch import OwnVotes, SharedVotes
 from capsnet.nn.functional import squash
 from samples import sample
@@ -391,7 +391,7 @@ def test_jobs_run_once_each_and_their_exceptions_come_back(monkeypatch: pytest.M
         if k == 3:
             raise ValueError("job 3")
 
-    for openmp in (dispatch.openmp_parallel(), None):
+    for openmp in (private.openmp_parallel(), None):
         monkeypatch.setattr(threads, "openmp_parallel", lambda openmp=openmp: openmp)
         done: list[int] = []
         threads.run(done.append, [(k,) for k in range(50)])

@@ -72,7 +72,7 @@ def test_the_loss_is_the_mean_of_the_branches_losses() -> None:
     output = model.eval()(images)
     loss = model.loss(output, Batch(images, targets, targets, torch.arange(4)), LossConfig(reconstruction=0.0))
     each = [margin_loss(alone(model, images, k).activations, targets) for k in range(2)]
-    torch.testing.assert_close(loss.margin, (each[0] + each[1]) / 2)
+    torch.testing.assert_close(loss.classification, (each[0] + each[1]) / 2)
     assert each[0] != each[1]
 
 

@@ -8,6 +8,7 @@ import torch
 from capsnet.errors import UserError
 from capsnet.models.efficient import DepthwiseCaps, EfficientCapsNet, EfficientConfig
 from capsnet.nn.functional import lengths
+from capsnet.routing.self_attention import squash_exp
 
 
 def test_it_has_the_published_number_of_parameters_without_the_decoder() -> None:
@@ -28,7 +29,7 @@ def test_sixteen_capsules_of_eight_channels_each_see_the_whole_image() -> None:
 
 
 def test_a_capsule_is_made_of_neighbouring_channels() -> None:
-    caps = DepthwiseCaps(types=2, dim=3, kernel=1, stride=1, device=None, dtype=None)
+    caps = DepthwiseCaps(types=2, dim=3, kernel_size=1, stride=1)
     torch.nn.init.ones_(caps.conv.weight)
     torch.nn.init.zeros_(caps.conv.bias)  # type: ignore[arg-type]
     maps = torch.arange(1.0, 7.0).view(1, 6, 1, 1)
@@ -41,6 +42,26 @@ def test_larger_images_give_a_grid_of_capsules() -> None:
     model = EfficientCapsNet(EfficientConfig(image_shape=(3, 36, 36), num_classes=4))
     assert model(torch.rand(2, 3, 36, 36)).activations.shape == (2, 4)
     assert model.grid == (5, 5)
+
+
+def test_the_factor_multiplies_the_depthwise_convolution_before_its_bias() -> None:
+    plain, scaled = (EfficientCapsNet(EfficientConfig(primary_factor=on)).eval() for on in (False, True))
+    scaled.load_state_dict(plain.state_dict())
+    maps = torch.randn(2, 128, 9, 9)
+    bias = plain.primary.conv.bias
+    assert bias is not None
+    expected = squash_exp(((plain.primary.conv(maps) - bias.view(-1, 1, 1)) / 16 + bias.view(-1, 1, 1)).view(2, 16, 8))
+    torch.testing.assert_close(scaled.primary(maps), expected)
+
+
+def test_the_authors_initialisation_reaches_every_layer() -> None:
+    torch.manual_seed(0)
+    model = EfficientCapsNet(EfficientConfig(init="official"))
+    biases = {name: p for name, p in model.named_parameters() if name.endswith(("conv.bias", "stem.0.bias"))}
+    assert len(biases) == 2
+    assert all((bias == 0.1).all() for bias in biases.values())
+    assert model.primary.conv.weight.abs().max() <= 0.2  # truncated at two standard deviations of 0.1
+    assert model.stem[0].weight.abs().max() <= 0.1  # type: ignore[operator, union-attr]
 
 
 def test_channels_that_do_not_make_up_the_capsules_are_refused() -> None:

@@ -45,6 +45,16 @@ def test_a_config_survives_the_way_through_json(config: ModelConfig) -> None:
     assert model_from_dict(record) == config
 
 
+@pytest.mark.parametrize("kind", ["capsnet", "efficient", "branched", "cnn"])
+@pytest.mark.parametrize("side", [28, 40])
+def test_every_kind_of_network_has_a_tiny_one_of_its_kind(kind: str, side: int) -> None:
+    config = replace(MODELS.get(kind).Config(), image_shape=(1, side, side))
+    small = config.tiny()
+    assert (type(small), small.image_shape) == (type(config), config.image_shape)
+    assert sum(p.numel() for p in build(small).parameters()) < 100_000
+    assert build(small)(torch.rand(2, 1, side, side)).activations.shape == (2, 10)
+
+
 def test_a_capsule_network_of_format_1_becomes_what_it_was() -> None:
     assert model_from_dict(FORMAT_1) == UPGRADED
 

@@ -50,7 +50,7 @@ def small_model(shape: tuple[int, int, int] = (1, 12, 12), classes: int = 3, **m
 def records(validation: float | None = 2.5, reconstruction: bool = True) -> list[dict]:
     train = [
         {
-            **{"kind": "train", "step": k, "epoch": k / 10, "loss": 1 / k, "margin": 0.8 / k, "lr": 0.001},
+            **{"kind": "train", "step": k, "epoch": k / 10, "loss": 1 / k, "classification": 0.8 / k, "lr": 0.001},
             **{"reconstruction": 50.0 / k if reconstruction else None, "images_per_second": 900.0, "seconds": k},
         }
         for k in range(1, 31)

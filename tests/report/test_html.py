@@ -84,7 +84,15 @@ def certificate(**more: Any) -> Certificate:
 
 def history() -> list[dict[str, Any]]:
     return [
-        {"kind": "train", "step": k, "epoch": k / 9, "loss": 1 / k, "margin": 1 / k, "reconstruction": 9.0, "lr": 0.1}
+        {
+            "kind": "train",
+            "step": k,
+            "epoch": k / 9,
+            "loss": 1 / k,
+            "classification": 1 / k,
+            "reconstruction": 9.0,
+            "lr": 0.1,
+        }
         for k in range(1, 10)
     ]
 

@@ -26,7 +26,7 @@ from capsnet import terminal
 from capsnet.cli import demo as cli_demo
 from capsnet.cli import main
 from capsnet.cli import train as cli_train
-from capsnet.data import Augment, Dataset, Splits
+from capsnet.data import Augment, Batch, Dataset, Splits
 from capsnet.data.batches import in_order
 from capsnet.errors import UserError
 from capsnet.evaluate import evaluate
@@ -34,8 +34,12 @@ from capsnet.files import leftovers, sha256
 from capsnet.io import checkpoint
 from capsnet.io.leakage import check_unseen
 from capsnet.io.records import Certificate
+from capsnet.models.base import Losses, Output
+from capsnet.models.capsnet import CapsNet
 from capsnet.models.config import CapsNetConfig, CNNConfig, LossConfig
 from capsnet.models.registry import build
+from capsnet.models.registry import register as register_model
+from capsnet.routing import ROUTINGS, Routing, Sizes, options_for, register
 from capsnet.search.study import paced
 from capsnet.train import callbacks, loop, runs
 from capsnet.train.config import Config
@@ -135,7 +139,7 @@ def test_a_teacher_is_believed_as_much_as_it_counts(
     assert wrong == {"taught": 100, "unheard": 0}
     record = runs.read_metrics(tmp_path / "taught")[-2]
     assert record["loss"] == pytest.approx(
-        record["margin"] + 0.0005 * record["reconstruction"] + 20 * record["teacher"], rel=1e-4
+        record["classification"] + 0.0005 * record["reconstruction"] + 20 * record["teacher"], rel=1e-4
     )
     birth = json.loads((tmp_path / "taught/results.json").read_text())["certificate"]
     assert birth["taught_by"]["sha256"] == sha256(tmp_path / "liar" / checkpoint.MODEL_FILE)
@@ -654,9 +658,9 @@ def test_the_loss_of_a_cnn_is_computed_in_full_precision(toys: Splits) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        lambda tensors, state: tensors.pop("optimizer.0/exp_avg"),
+        lambda tensors, state: tensors.pop("optimizer.stem.0.weight/exp_avg"),
         lambda tensors, state: [tensors.pop(name) for name in list(tensors) if name.startswith("optimizer.")],
-        lambda tensors, state: tensors.update({"optimizer.0/exp_avg": torch.zeros(3)}),
+        lambda tensors, state: tensors.update({"optimizer.stem.0.weight/exp_avg": torch.zeros(3)}),
         lambda tensors, state: tensors.update({"optimizer.99/step": torch.zeros(())}),
         lambda tensors, state: tensors.pop("average/caps.0.weight"),
         lambda tensors, state: [tensors.pop(name) for name in list(tensors) if name.startswith("best/")],
@@ -907,3 +911,83 @@ def test_weight_decay_is_adamws_alone_and_spares_biases(optimizer: str, decays: 
     groups = loop.build_optimizer(build(TINY), config).param_groups
     assert {group["weight_decay"] for group in groups} == decays
     assert all(p.dim() > 1 for group in groups if group["weight_decay"] for p in group["params"])
+
+
+@pytest.mark.parametrize("routing", [*ROUTINGS.names(), "dynamic with a bias", "of a plugin"])
+@pytest.mark.usefixtures("forget_plugins")
+def test_weight_decay_spares_the_biases_of_every_routing(routing: str) -> None:
+    class Plugin(Routing):
+        def build(self, sizes: Sizes, **where: Any) -> None:
+            super().build(sizes, **where)
+            self.offset = torch.nn.Parameter(torch.empty(sizes.upper, sizes.upper_dim, **where))
+
+    register("of a plugin")(Plugin)
+    options = options_for("dynamic", bias=True) if routing == "dynamic with a bias" else options_for(routing)
+    model = build(replace(TINY, routing=options))
+    optimizer = loop.build_optimizer(model, Config(optimizer="adamw", weight_decay=0.1, model=model.config))
+    decayed = {name for group in optimizer.param_groups if group["weight_decay"] for name in group["param_names"]}
+    of_routing = {"caps.0.routing.gate"} if routing == "self-routing" else set()
+    weights = {
+        "stem.0.weight",
+        "primary.conv.weight",
+        "caps.0.weight",
+        *(f"decoder.linears.{k}.weight" for k in (0, 1)),
+    }
+    assert decayed == weights | of_routing
+
+
+class WithIdleParameter(CapsNet):
+    """A network with a parameter that has a gradient in some steps only."""
+
+    idle_until = 0
+
+    def __init__(self, config: CapsNetConfig, **where: Any) -> None:
+        super().__init__(config, **where)
+        self.idle = torch.nn.Parameter(torch.ones(3, **where))
+
+    def loss(self, output: Output, batch: Batch, config: LossConfig, progress: float = 1.0) -> Losses:
+        losses = super().loss(output, batch, config, progress)
+        active = progress >= self.idle_until
+        return losses._replace(total=losses.total + self.idle.square().sum()) if active else losses
+
+
+@pytest.mark.parametrize("idle_until", [2.0, 0.5], ids=["never", "in the second half"])
+@pytest.mark.usefixtures("forget_plugins")
+def test_a_run_with_a_parameter_without_a_gradient_resumes_bit_identically(
+    toys: Splits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, idle_until: float
+) -> None:
+    monkeypatch.setattr(WithIdleParameter, "idle_until", idle_until)
+    register_model("idle")(WithIdleParameter)
+    config = toy_config(model=WithIdleParameter.Config(**vars(TINY)))
+    loop.train(loop.start(config, tmp_path / "whole"))
+    run = loop.start(config, tmp_path / "parts")
+    for step in (2, 8):
+        with pytest.raises(KeyboardInterrupt):
+            loop.loop(run, [], lambda run=run, step=step: run.step >= step)
+        run.lock.release()
+        run = loop.resume(tmp_path / "parts")
+    loop.train(run)
+    assert same(weights(tmp_path / "whole"), weights(tmp_path / "parts"))
+
+
+def test_a_state_that_numbers_its_parameters_is_still_resumed(toys: Splits, tmp_path: Path) -> None:
+    config = toy_config(model=replace(TINY, routing=options_for("dynamic", bias=True)))
+    run = loop.start(config, tmp_path / "run")
+    with pytest.raises(KeyboardInterrupt):
+        loop.loop(run, [], lambda: run.step >= 3)
+    run.lock.release()
+    file = run.folder / checkpoint.STATE_FILE
+    tensors, record = checkpoint.read_tensors(file)
+    names = [name for name, _ in run.model.named_parameters()]
+    numbered = sorted(names, key=lambda name: run.model.get_parameter(name).dim() <= 1)  # as version 0.1 wrote it
+    for k, name in enumerate(numbered):
+        for moment in ("step", "exp_avg", "exp_avg_sq"):
+            tensors[f"optimizer.{k}/{moment}"] = tensors.pop(f"optimizer.{name}/{moment}")
+    checkpoint.write_tensors(file, tensors, record)
+    resumed = loop.resume(run.folder)
+    assert same(resumed.tensors(), run.tensors())
+
+
+def test_metrics_of_an_earlier_version_are_read_by_their_new_names(tmp_path: Path) -> None:
+    (tmp_path / runs.METRICS_FILE).write_text('{"kind": "train", "step": 20, "loss": 0.5, "margin": 0.4}\n')
+    assert runs.read_metrics(tmp_path) == [{"kind": "train", "step": 20, "loss": 0.5, "classification": 0.4}]

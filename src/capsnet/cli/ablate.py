@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Annotated
@@ -63,7 +62,7 @@ def ablate(argv: list[str]) -> int:
     try:
         done = ablation.conduct(plan, Shown(plan, plan.base.preset))
     except KeyboardInterrupt:
-        say(f"stopped; resume with: capsnet ablate {shlex.join([*argv, *plugins.flags()])}")
+        say(f"stopped; resume with: {plugins.command('ablate', *argv)}")
         return 130
     show(plan, done.results, flags.json)
     if done.failed:

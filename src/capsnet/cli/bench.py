@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
-from typing import Any, Literal
+from typing import Any
 
 from capsnet import bench as measured
 from capsnet.cli.flags import MaybePath, MaybeStr, Switch, parse
-from capsnet.errors import UserError
+from capsnet.errors import UserError, unknown
 from capsnet.io import checkpoint
 from capsnet.io.records import Certificate
-from capsnet.models.config import CapsNetConfig
+from capsnet.models.config import ModelConfig
+from capsnet.models.registry import MODELS
 from capsnet.terminal import Counter, print_table
-from capsnet.train.presets import get_preset
+from capsnet.train.presets import PRESETS, get_preset
 
 
 @dataclass(frozen=True)
@@ -46,8 +47,9 @@ class Bench:
     """Measure a training step on 3×227×227 images with 196 classes and batch 8 instead, and how the cost grows."""
     plot: MaybePath = None
     """Write a figure to this file (.png or .svg): the sweep, or the time of a step by part."""
-    network: Literal["paper", "quick", "best"] = "paper"
-    """Network to measure; the variant public only exists for the paper's."""
+    network: str = "paper"
+    """Network to measure: that of a preset, or a model by its name, such as a plugin's. The variant public only exists
+    for the paper's."""
     image_size: int = 28
     """Side of the images in pixels (MultiMNIST has 36)."""
     batch: int = 128
@@ -78,10 +80,8 @@ def bench(argv: list[str]) -> int:
             rows = measured.sweep(3 if flags.quick else flags.repeats, on_tick=counter)
             birth = checkpoint.certificate({"bench": vars(flags)}, 0.0, cpu=measured.cpu_name())
         else:
-            network = get_preset(flags.network).model
-            assert isinstance(network, CapsNetConfig)
             shape = (1, flags.image_size, flags.image_size)
-            case = measured.Case(replace(network, image_shape=shape), flags.batch)
+            case = measured.Case(replace(network_of(flags.network), image_shape=shape), flags.batch)
             repeats = 3 if flags.quick else flags.repeats
             result = measured.measure(case, repeats=repeats, details=not flags.quick, on_tick=counter)
             birth = checkpoint.certificate({"bench": vars(flags)}, 0.0, cpu=measured.cpu_name())
@@ -97,6 +97,15 @@ def bench(argv: list[str]) -> int:
     else:
         show_bench(result)
     return 0
+
+
+def network_of(name: str) -> ModelConfig:
+    """The network of a preset, or a model with its default sizes."""
+    if name in PRESETS:
+        return get_preset(name).model
+    if name in MODELS:
+        return MODELS.get(name).Config()
+    raise unknown("network", name, [*PRESETS, *MODELS.names()])
 
 
 def compare_precision(as_json: bool) -> int:

@@ -84,11 +84,13 @@ def take_one(argv: list[str], name: str) -> tuple[str, list[str]]:
 
 
 def flags_of(shaped: Any, options: dict[str, Any]) -> list[str]:
-    """All flags of a verb, as its help names them."""
+    """All flags of a verb: those that start a row of its help. Examples may name flags that are not offered now."""
     page = StringIO()
     with redirect_stdout(page), suppress(SystemExit):
         tyro.cli(shaped, args=["--help"], **options)
-    return sorted(set(re.findall(r"--[a-z][\w.-]*", page.getvalue())))
+    rows = re.findall(r"^[│ ]{1,2} *(-.*)$", page.getvalue(), re.MULTILINE)
+    found = {flag for row in rows for flag in re.findall(r"--[a-z][\w.-]*", row.split("  ")[0])}
+    return sorted(found | {"--plugin", *(SELECTORS if "default" in options else ())})
 
 
 def mistake(stop: BaseException, box: str, argv: list[str]) -> str:
@@ -127,4 +129,6 @@ def unrecognised(verb: str, word: str, known: list[str]) -> str:
         return f"{word} is one argument too many: see capsnet {verb} --help."
     near = difflib.get_close_matches(word.partition("=")[0].replace("_", "-"), known, n=3, cutoff=0.7)
     hint = f"did you mean {' or '.join(near)}?" if near else f"see capsnet {verb} --help."
-    return f"{word} is not a flag of capsnet {verb}: {hint}"
+    of = {"--model.routing.": "an option of this routing", "--model.": "an option of this model"}
+    what = next((what for prefix, what in of.items() if word.startswith(prefix)), f"a flag of capsnet {verb}")
+    return f"{word} is not {what}: {hint}"

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from tyro.conf import Positional, arg
 
-from capsnet import experiments
+from capsnet import experiments, plugins
 from capsnet.cli.flags import MaybePath, MaybeStr, Switch, parse
 from capsnet.errors import UserError, unknown
 from capsnet.experiments.core.conduct import Show, conduct
@@ -102,7 +102,8 @@ def run(experiment: Experiment, flags: Reproduce) -> int:
     try:
         results = conduct(experiment, flags.budget, flags.seeds, only=flags.only, show=show)
     except KeyboardInterrupt:
-        say(f"stopped; resume with: capsnet reproduce {experiment.name} --budget {flags.budget} --seeds {flags.seeds}")
+        words = ["reproduce", experiment.name, "--budget", flags.budget, "--seeds", str(flags.seeds)]
+        say(f"stopped; resume with: {plugins.command(*words)}")
         return 130
     if flags.json:
         rows = [row.to_json() for row in results.rows]

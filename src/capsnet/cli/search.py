@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import shlex
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -135,8 +134,7 @@ def manage(study: Study, url: str, budget: Budget, flags: Search, argv: list[str
     """Start workers and show progress until the last one has ended."""
     from capsnet.search.storage import storage_errors, without_password
 
-    words = [*argv, *plugins.flags()]
-    again = f"capsnet search {shlex.join(without_password(word) if '://' in word else word for word in words)}"
+    again = plugins.command("search", *(without_password(word) if "://" in word else word for word in argv))
     crew = Crew(argv, min(flags.workers, budget.trials), budget.until, say)
     try:
         with storage_errors(url):

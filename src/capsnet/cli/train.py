@@ -11,7 +11,7 @@ from typing import Annotated
 
 from tyro.conf import arg
 
-from capsnet import data
+from capsnet import data, plugins
 from capsnet.cli.flags import MaybePath, Switch, parse, take_one
 from capsnet.errors import UserError
 from capsnet.io.transfer import starting_from
@@ -135,7 +135,8 @@ def run_to_end(run: loop.Run, flags: Train) -> int:
     try:
         result = loop.train(run, watchers)
     except KeyboardInterrupt:
-        say(f"stopped after step {run.step} of {run.steps}; resume with: capsnet train --resume {run.folder}")
+        again = plugins.command("train", "--resume", str(run.folder))
+        say(f"stopped after step {run.step} of {run.steps}; resume with: {again}")
         return 130
     show_result(result, flags.json)
     return 0

@@ -27,26 +27,6 @@ DEFAULT_VALIDATION = 10_000
 Choice = Literal["seeded", "first"]
 Size = int | tuple[int, int] | None  # side, or (h, w); None keeps the size
 
-DATASETS: Registry[DatasetInfo] = Registry(
-    "dataset",
-    "capsnet.datasets",
-    {
-        "mnist": "capsnet.data.sources.mnist",
-        "fashion-mnist": "capsnet.data.sources.fashion_mnist",
-        "cifar10": "capsnet.data.sources.cifar10",
-        "multimnist": "capsnet.data.synthetic.multimnist",
-        "expanded-mnist": "capsnet.data.synthetic.affine",
-        "affine-mnist": "capsnet.data.synthetic.affine",
-        "affnist": "capsnet.data.affnist",
-        "parts": "capsnet.data.synthetic.parts",
-        "viewpoints": "capsnet.data.synthetic.viewpoints",
-        "smallnorb": "capsnet.data.smallnorb",
-        "svhn": "capsnet.data.svhn",
-        "folder": "capsnet.data.folder",
-        "csv": "capsnet.data.folder",
-    },
-)
-
 
 @dataclass(frozen=True)
 class DatasetInfo:
@@ -88,6 +68,42 @@ class DatasetInfo:
     def usage(self) -> str:
         """How the name is written: "folder:PATH"."""
         return f"{self.name}:PATH" if self.takes_path else self.name
+
+
+class DatasetRegistry(Registry[DatasetInfo]):
+    """Datasets by name."""
+
+    def prepare(self, name: str, entry: DatasetInfo) -> DatasetInfo:
+        """Refuse anything but the record of a dataset of that name."""
+        if not isinstance(entry, DatasetInfo):
+            raise UserError(f"the dataset '{name}' should be a capsnet.data.DatasetInfo, and is {entry!r}.")
+        if entry.name != name:
+            raise UserError(f"the dataset '{entry.name}' cannot be registered as '{name}': use one name for both.")
+        return entry
+
+    def module_of(self, entry: DatasetInfo) -> str:
+        return entry.load.__module__
+
+
+DATASETS = DatasetRegistry(
+    "dataset",
+    "capsnet.datasets",
+    {
+        "mnist": "capsnet.data.sources.mnist",
+        "fashion-mnist": "capsnet.data.sources.fashion_mnist",
+        "cifar10": "capsnet.data.sources.cifar10",
+        "multimnist": "capsnet.data.synthetic.multimnist",
+        "expanded-mnist": "capsnet.data.synthetic.affine",
+        "affine-mnist": "capsnet.data.synthetic.affine",
+        "affnist": "capsnet.data.affnist",
+        "parts": "capsnet.data.synthetic.parts",
+        "viewpoints": "capsnet.data.synthetic.viewpoints",
+        "smallnorb": "capsnet.data.smallnorb",
+        "svhn": "capsnet.data.svhn",
+        "folder": "capsnet.data.folder",
+        "csv": "capsnet.data.folder",
+    },
+)
 
 
 @dataclass(frozen=True)
@@ -160,7 +176,7 @@ class Request:
 
 def register(info: DatasetInfo) -> DatasetInfo:
     """Make a dataset known by its name."""
-    return DATASETS.register(info.name, module=info.load.__module__)(info)
+    return DATASETS.register(info.name)(info)
 
 
 def list_datasets() -> list[str]:

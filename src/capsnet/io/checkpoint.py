@@ -152,7 +152,8 @@ def model_file(path: str | Path) -> Path:
         raise UserError(f"{unknown('model', path.name, zoo.names())} Give a run by its folder, such as runs/demo.")
     if path.is_dir():
         if not (path / MODEL_FILE).exists() and (path / STATE_FILE).exists():
-            raise UserError(f"the training in {path} has not finished: `capsnet train --resume {path}` continues it.")
+            resume = plugins.command("train", "--resume", str(path))
+            raise UserError(f"the training in {path} has not finished: `{resume}` continues it.")
         return path / MODEL_FILE
     return path
 

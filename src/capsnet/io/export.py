@@ -164,7 +164,7 @@ def tidy(proto: Any) -> None:
 @contextmanager
 def quiet_exporter() -> Iterator[None]:
     """Silence warnings of the exporter that users cannot act on."""
-    loggers = [logging.getLogger(name) for name in ("torch.onnx._internal.exporter._registration", "onnxscript")]
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.ERROR)

@@ -8,6 +8,7 @@ leak; the seed also decides the test split of your own images.
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 
 from capsnet.data import Splits, load, parse
@@ -46,16 +47,24 @@ def leak(name: str, birth: Certificate, config: Config) -> str:
     if any(theirs.get(setting) != getattr(config, setting) for setting in SPLIT):
         flags = " ".join(f"--{setting.replace('_', '-')} {theirs.get(setting)}" for setting in SPLIT)
         return f"{name} was trained on images that would be held out here: use its split ({flags}), or leave it out."
-    channels, *size = theirs["model"]["image_shape"]
-    split = {setting: getattr(config, setting) for setting in SPLIT[1:]}
-    before = birth.images or {}
-    now = fingerprint(load(config.data, **split, image_size=size, channels=channels), config.data) if before else {}
-    if all(now.get(part) == before.get(part) for part in ("validation", "test")):
+    if images_unchanged(birth, config, ("validation", "test")):
         return ""
     return (
         f"{config.data} has changed since {name} was trained on it, so it may know images that would be held out here: "
         f"restore the images, or leave {name} out."
     )
+
+
+def images_unchanged(
+    birth: Certificate, config: Config, parts: Sequence[str] = ("train", "validation", "test")
+) -> bool:
+    """Whether these splits of the user's images are those in a certificate; True for datasets that do not change."""
+    if birth.images is None:
+        return True
+    channels, *size = birth.config["model"]["image_shape"]
+    split = {setting: getattr(config, setting) for setting in (*SPLIT[1:], "train_limit")}
+    now = fingerprint(load(config.data, **split, image_size=tuple(size), channels=channels), config.data)
+    return all(now.get(part) == birth.images.get(part) for part in parts)
 
 
 def fingerprint(splits: Splits, data: str) -> dict[str, int]:

@@ -1,36 +1,31 @@
-"""Which way to compute something: the plain form, or a kernel that is faster for this shape, device and dtype.
+"""Dispatch: the plain form of a computation, or a kernel that is faster for this shape, device and dtype.
 
-Layers call the functions here and do not know which way is taken. Private APIs of PyTorch, OpenMP and the processor are
-used in this file only. `with plain():` disables every fast path. They are also disabled inside `torch.func` and
-forward-mode differentiation, which support PyTorch's own operators only.
+Layers call the functions here and do not know which implementation runs. `with plain():` disables every fast path. They
+are also disabled inside `torch.func` and forward-mode differentiation, which support PyTorch's own operators only.
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
 from math import prod
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd import forward_ad
 
 from capsnet.kernels import convolution
 from capsnet.kernels.bilinear import Pair
 from capsnet.kernels.convolution import out_size
+from capsnet.kernels.private import constant, has_hooks, is_transformed, processor_has_bf16
 from capsnet.kernels.stem import fused_stem
 
 if TYPE_CHECKING:
     from capsnet.routing.options import DynamicOptions
 
-Function = TypeVar("Function", bound=Callable[..., Any])
 SMALL = 2**15  # elements; smaller inputs go to F.conv2d at once, because choosing would take longer than it saves
 FEW_PLACES, MANY_TAPS, MANY_WEIGHTS = 150, 49, 2**20  # where one product over patches beats F.conv2d: measured
 LARGE_VOTES = 1 << 30  # bytes; the plain form of routing holds several times as much
@@ -62,25 +57,10 @@ def plain() -> Iterator[None]:
 
 def enabled() -> bool:
     """Whether a fast path may be taken."""
-    return _plain_blocks == 0 and not transformed()
+    return _plain_blocks == 0 and not is_transformed()
 
 
-# --- What PyTorch, OpenMP and the processor keep private --------------------------------------------------
-
-
-def transformed() -> bool:
-    """Whether `torch.func` or forward-mode differentiation is at work."""
-    if torch.compiler.is_compiling():
-        return False
-    functorch = getattr(torch._C, "_are_functorch_transforms_active", bool)()
-    return functorch or getattr(forward_ad, "_current_level", -1) >= 0
-
-
-def constant(function: Function) -> Function:
-    """What `torch.compiler.assume_constant_result` does, without the second that importing the compiler takes."""
-    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
-    return function
-
+# --- Precision --------------------------------------------------------------------------------------------
 
 best_tile = constant(convolution.best_tile)
 
@@ -91,36 +71,7 @@ def has_bf16() -> bool:
 
     Emulation is slow but gives the numbers of a processor with bfloat16.
     """
-    if os.environ.get("CAPSNET_EMULATE_BF16") == "1":
-        return True
-    # another version of PyTorch may not have these: then bfloat16 is computed in float32
-    return any(getattr(torch.cpu, name, bool)() for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"))
-
-
-def has_hooks(module: nn.Module) -> bool:
-    """Whether calling the module does more than its forward pass: pruning, for example, works by hooks."""
-    own = module._forward_pre_hooks or module._forward_hooks or module._backward_pre_hooks or module._backward_hooks
-    return bool(own) or torch.nn.modules.module._has_any_global_hook()
-
-
-TEAM_MEMBER = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-
-
-@cache
-def openmp_parallel() -> Any:
-    """The function that starts a team of PyTorch's OpenMP threads, or None where PyTorch is built otherwise.
-
-    Looked up in PyTorch's own library, the name resolves to the OpenMP runtime that PyTorch was linked with.
-    """
-    try:
-        start = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so")).GOMP_parallel
-    except (OSError, AttributeError):
-        return None
-    start.argtypes, start.restype = [TEAM_MEMBER, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint], None
-    return start
-
-
-# --- Precision --------------------------------------------------------------------------------------------
+    return os.environ.get("CAPSNET_EMULATE_BF16") == "1" or processor_has_bf16()
 
 
 def wants_bf16(x: Tensor) -> bool:

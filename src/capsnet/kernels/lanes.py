@@ -20,9 +20,8 @@ from typing import Any
 import numba
 import numpy as np
 from llvmlite import ir
-from numba.core import cgutils, types
-from numba.core.datamodel import models
-from numba.extending import intrinsic, overload, register_model
+from numba import types
+from numba.extending import intrinsic, models, overload, register_model
 
 LANES = 16
 
@@ -96,8 +95,9 @@ def fma(typing: Any, a: Any, b: Any, c: Any) -> Any:
     """a · b + c."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        name = f"llvm.fma.v{LANES}f32"
         kind = ir.FunctionType(_ir_lanes, [_ir_lanes] * 3)
-        return builder.call(cgutils.get_or_insert_function(builder.module, kind, f"llvm.fma.v{LANES}f32"), args)
+        return builder.call(builder.module.globals.get(name) or ir.Function(builder.module, kind, name), args)
 
     return _lanes(_lanes, _lanes, _lanes), generate
 

@@ -27,6 +27,7 @@ from capsnet.kernels.convolution import (
     window,
 )
 from capsnet.kernels.once import differentiable_once
+from capsnet.kernels.private import relu_backward
 
 
 def _patches(x: Tensor, kernel: tuple[int, ...], strides: list[int], phase: Phase) -> Tensor:
@@ -120,7 +121,7 @@ def _stem_backward(
     grad_hidden = if_wanted(needs[0], lambda: grad.new_zeros(b, *size1, c), grad)
 
     def take(phase: Phase, images: Tensor) -> None:
-        active = torch.ops.aten.threshold_backward(images.view(-1, c), next(places), 0)
+        active = relu_backward(images.view(-1, c), next(places))
         grad_columns.add_(_patches(x, weight1.shape, strides, phase).T @ active)
         if needs[0]:
             grad_hidden[:, *window(phase, strides[1])] = active.view(*phase.inputs, b, c).permute(2, 0, 1, 3)

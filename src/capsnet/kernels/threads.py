@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from capsnet.kernels.dispatch import TEAM_MEMBER, openmp_parallel
+from capsnet.kernels.private import TEAM_MEMBER, openmp_parallel
 
 
 def run(job: Callable[..., None], jobs: list[tuple[Any, ...]]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -47,7 +47,7 @@ class Losses(NamedTuple):
     """What a step minimises, and its parts."""
 
     total: Tensor
-    margin: Tensor  # the classification loss, whatever its kind
+    classification: Tensor  # margin, spread or cross-entropy loss
     reconstruction: Tensor
     teacher: Tensor | None = None
 
@@ -120,6 +120,10 @@ class Model(nn.Module):
     def describe(self) -> str:
         """A description of the network, from the image to the classes."""
         return f"{describe_image(self.config.image_shape)} → {type(self).__name__} → {self.config.num_classes} classes"
+
+    def stages(self, images: Tensor, targets: Tensor) -> dict[str, Callable[[], object]]:
+        """Parts of a training step, each as a forward and backward pass that can be timed alone."""
+        return {"network": lambda: self(images).activations.sum().backward()}
 
     def shown(self) -> dict[str, Any]:
         """What the Lab can show of this model in addition to its activations."""

@@ -8,9 +8,9 @@ so that its squared length is the mean of theirs.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 import torch.nn.functional as F
@@ -43,6 +43,9 @@ class BranchedConfig(CapsNetConfig):
         self.check_trained_convolutions()
         check_range(self, 1, WIDEST, "branches")
         check_range(self, 0, WIDEST, "trunk")
+
+    def tiny(self) -> Self:
+        return replace(super().tiny(), branches=2, trunk=0)
 
     def cut(self) -> tuple[CapsNetConfig, CapsNetConfig]:
         """The configs of the trunk (whose stem it is) and of one branch."""
@@ -131,6 +134,9 @@ class BranchedCapsNet(CapsNet):
         parts = output.poses.unflatten(-1, (k, -1)).movedim(-2, 0) * math.sqrt(k)  # k b j q
         each = output._replace(activations=lengths(parts).flatten(0, 1))
         return super().classification_loss(each, targets.repeat(k, 1), config, progress)
+
+    def stages(self, images: Tensor, targets: Tensor) -> dict[str, Callable[[], object]]:
+        return Model.stages(self, images, targets)
 
     def describe_stem(self) -> list[str]:
         stem = describe_stem(self.config, self.trunk)

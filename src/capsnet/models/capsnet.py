@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Self, cast
 
@@ -30,7 +30,6 @@ from capsnet.models.stem import (
 from capsnet.nn.decoder import Decoder
 from capsnet.nn.functional import Capsules, lengths, mask
 from capsnet.nn.layers import DenseCaps, PrimaryCaps
-from capsnet.routing.options import RoutingOptions
 
 
 @register("capsnet")
@@ -113,8 +112,10 @@ class CapsNet(Model):
         """Activations, poses, primary capsules and, if asked, the trace of the class capsules' routing."""
         self.check(images)
         primary = self.primary_capsules(images)
-        if trace or routing:
-            return self._routed(primary, trace, routing or {})
+        return self._routed(primary, trace, routing or {}) if trace or routing else self.of_primary(primary)
+
+    def of_primary(self, primary: Tensor) -> Output:
+        """The output for primary capsules (b, i, p)."""
         capsules = self.caps(primary)  # called as modules, because hooks and pruning rely on that
         if isinstance(capsules, Capsules):
             return Output(capsules.activations, capsules.poses, primary)
@@ -149,11 +150,25 @@ class CapsNet(Model):
         parts = [describe_image(c.image_shape), *self.describe_stem()]
         parts.append(f"primary capsules: {c.primary_types} types of {c.primary_dim}-D on {self.grid[0]}×{self.grid[1]}")
         parts += [f"{number} capsules of {dim}-D" for number, dim in c.hidden_caps]
-        parts.append(f"{c.num_classes} class capsules of {c.class_dim}-D, {describe_routing(c.routing)}")
+        parts.append(f"{c.num_classes} class capsules of {c.class_dim}-D, {c.routing.describe()}")
         return " → ".join(parts + ["decoder " + ", ".join(map(str, c.decoder))] * bool(c.decoder))
 
     def describe_stem(self) -> list[str]:
         return describe_stem(self.config, self.stem)
+
+    def stages(self, images: Tensor, targets: Tensor) -> dict[str, Callable[[], object]]:
+        u = self.primary_capsules(images).detach().requires_grad_()
+        output = self.of_primary(u)
+        assert output.poses is not None
+        v = output.poses.detach().requires_grad_()
+        stages: dict[str, Callable[[], object]] = {
+            "convolutions": lambda: self.primary_capsules(images).sum().backward(),
+            "routing": lambda: self.of_primary(u).activations.sum().backward(),
+        }
+        if self.decoder is not None:
+            decoder = self.decoder
+            stages["decoder"] = lambda: decoder(mask(v, targets)).sum().backward()
+        return stages
 
     def shown(self) -> dict[str, Any]:
         c = self.config
@@ -183,16 +198,6 @@ class CapsNet(Model):
         assert isinstance(layer, DenseCaps)
         of_routing = name.removeprefix(f"{last}.routing.")
         return None if of_routing == name else layer.routing.by_class(of_routing, tensor)
-
-
-def describe_routing(routing: RoutingOptions) -> str:
-    """
-    >>> describe_routing(CapsNetConfig().routing)
-    'dynamic routing, 3 iterations'
-    """
-    iterations = getattr(routing, "iterations", None)
-    times = f", {iterations} iteration{'s' if iterations > 1 else ''}" if iterations else ""
-    return f"{routing.algorithm} routing{times}"
 
 
 def build_decoder(config: CapsNetConfig, device: torch.device | None, dtype: torch.dtype | None) -> Decoder | None:

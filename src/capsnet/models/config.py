@@ -5,8 +5,8 @@ This module imports no torch. A model of a plugin subclasses `ModelConfig` in th
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import ClassVar, Literal, get_args
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal, Self, get_args
 
 from capsnet.errors import UserError, unknown
 from capsnet.nn.options import Init, MarginReduction
@@ -30,6 +30,23 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         check_range(self, 1, WIDEST, "image_shape", "num_classes")
+
+    def tiny(self) -> Self:
+        """The same kind of network in a size that trains in seconds; override it if sizes are fields."""
+        return self
+
+
+TINY: dict[str, Any] = {  # of a capsule network
+    "stem": "conv",
+    "stem_channels": (16,),
+    "stem_kernels": (9,),
+    "stem_strides": (2,),
+    "primary_types": 4,
+    "primary_dim": 4,
+    "primary_kernel": 5,
+    "primary_stride": 2,
+    "class_dim": 8,
+}
 
 
 @dataclass(frozen=True)
@@ -82,10 +99,12 @@ class CapsNetConfig(ModelConfig):
         super().__post_init__()
         if self.stem not in STEMS:
             raise unknown("stem", self.stem, STEMS)
-        check_range(
-            self, 1, WIDEST, "stem_channels", "stem_kernels", "stem_strides", "primary_types", "primary_dim",
-            "primary_kernel", "primary_stride", "hidden_caps", "class_dim", "decoder",
-        )  # fmt: skip
+        stem = ("stem_channels", "stem_kernels", "stem_strides")
+        primary = ("primary_types", "primary_dim", "primary_kernel", "primary_stride")
+        check_range(self, 1, WIDEST, *stem, *primary, "hidden_caps", "class_dim", "decoder")
+
+    def tiny(self) -> Self:
+        return replace(self, **TINY, pose="vector", decoder=(16,) if self.decoder else ())
 
     def check_trained_convolutions(self) -> None:
         """For networks that build their own stem: refuse another one."""
@@ -119,6 +138,9 @@ class CNNConfig(ModelConfig):
         super().__post_init__()
         check_range(self, 1, WIDEST, "channels", "kernels", "pool", "hidden")
         check_range(self, 0, 1, "dropout")
+
+    def tiny(self) -> Self:
+        return replace(self, channels=(8,), kernels=(5,), pool=(4,), hidden=(16,))
 
 
 @dataclass(frozen=True)

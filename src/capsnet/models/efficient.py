@@ -11,7 +11,7 @@ decoder is not included. Larger images give more primary capsules, on a grid.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,7 @@ from capsnet.models.capsnet import CapsNet, build_decoder
 from capsnet.models.config import CapsNetConfig
 from capsnet.models.registry import register
 from capsnet.models.stem import grid_size
-from capsnet.nn.layers import Conv2d
+from capsnet.nn.layers import Conv2d, PrimaryCaps
 from capsnet.routing.options import RoutingOptions
 from capsnet.routing.self_attention import SelfAttentionRouting, squash_exp
 
@@ -59,19 +59,21 @@ class EfficientConfig(CapsNetConfig):
             )
 
 
-class DepthwiseCaps(nn.Module):
-    """Primary capsules by a depthwise convolution: channels stay apart. (b, types dim, h, w) → (b, h' w' types, dim)"""
+class DepthwiseCaps(PrimaryCaps):
+    """Primary capsules by a depthwise convolution, with the paper's squash.
 
-    def __init__(
-        self, types: int, dim: int, kernel: int, stride: int, device: torch.device | None, dtype: torch.dtype | None
-    ) -> None:
-        super().__init__()
-        n = types * dim
-        self.types, self.dim = types, dim
-        self.conv = nn.Conv2d(n, n, kernel, stride, groups=n, device=device, dtype=dtype)
+    (b, types dim, h, w) → (b, h' w' types, dim)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return squash_exp(self.conv(x).permute(0, 2, 3, 1).unflatten(-1, (self.types, self.dim)).flatten(1, 3))
+    >>> DepthwiseCaps(16, 8, kernel_size=9, stride=1)(torch.randn(2, 128, 9, 9)).shape
+    torch.Size([2, 16, 8])
+    """
+
+    def __init__(self, types: int, dim: int, kernel_size: int, stride: int, **options: Any) -> None:
+        channels = types * dim
+        super().__init__(channels, types, dim, kernel_size, stride, groups=channels, **options)
+
+    def squash(self, s: Tensor) -> Tensor:
+        return squash_exp(s)
 
 
 @register("efficient")
@@ -92,17 +94,26 @@ class EfficientCapsNet(CapsNet):
         Model.__init__(self, config)
         self.grid = grid_size(config)
         self.stem = self._convolutions(device, dtype)
-        self.primary = DepthwiseCaps(  # type: ignore[assignment]
-            config.primary_types, config.primary_dim, config.primary_kernel, config.primary_stride, device, dtype
+        self.primary = DepthwiseCaps(
+            config.primary_types,
+            config.primary_dim,
+            config.primary_kernel,
+            config.primary_stride,
+            factor=1 / config.primary_types if config.primary_factor else 1.0,
+            init=config.init,
+            device=device,
+            dtype=dtype,
         )
         self.caps = nn.Sequential(*self._capsule_layers(device, dtype))
         self.decoder = build_decoder(config, device, dtype)
 
     def _convolutions(self, device: torch.device | None, dtype: torch.dtype | None) -> nn.Sequential:
         c, layers, before = self.config, list[nn.Module](), self.config.image_shape[0]
+        where: dict[str, Any] = {"device": device, "dtype": dtype}
+        std = 0.05 if c.init == "official" else None
         for channels, kernel, stride in zip(c.stem_channels, c.stem_kernels, c.stem_strides, strict=True):
-            layers += [Conv2d(before, channels, kernel, stride, device=device, dtype=dtype), nn.ReLU(inplace=True)]
+            layers += [Conv2d(before, channels, kernel, stride, init_std=std, **where), nn.ReLU(inplace=True)]
             if c.stem_norm:
-                layers.append(nn.BatchNorm2d(channels, device=device, dtype=dtype))
+                layers.append(nn.BatchNorm2d(channels, **where))
             before = channels
         return nn.Sequential(*layers)

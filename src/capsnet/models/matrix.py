@@ -36,7 +36,6 @@ from torch import Tensor, nn
 
 from capsnet.errors import UserError
 from capsnet.models.base import Model, Output, describe_image
-from capsnet.models.capsnet import describe_routing
 from capsnet.models.config import ModelConfig
 from capsnet.models.registry import register
 from capsnet.nn.conv import ClassCaps, ConvCaps
@@ -147,7 +146,7 @@ class MatrixCapsNet(Model):
             f"convolutional capsules: {types} types of 4×4 on {grid[0]}×{grid[1]}"
             for types, grid in zip(c.conv_types, above, strict=True)
         ]
-        return " → ".join([*parts, f"{c.num_classes} class capsules of 4×4, {describe_routing(c.routing)}"])
+        return " → ".join([*parts, f"{c.num_classes} class capsules of 4×4, {c.routing.describe()}"])
 
     def shown(self) -> dict[str, Any]:
         c, (primary, *_, last) = self.config, self.grids

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import nn
@@ -14,10 +13,22 @@ from capsnet.models.base import Model
 from capsnet.models.config import ModelConfig
 from capsnet.records import from_json
 from capsnet.registry import Registry, owned
-from capsnet.routing.base import options_for
+from capsnet.routing.base import ROUTINGS, options_for
 from capsnet.routing.options import RoutingOptions
 
-MODELS: Registry[type[Model]] = Registry(
+
+class ModelRegistry(Registry[type[Model]]):
+    """Models by name."""
+
+    def prepare(self, name: str, entry: type[Model]) -> type[Model]:
+        """Tell a model's config its name."""
+        if not (isinstance(entry, type) and issubclass(entry, Model)):
+            raise UserError(f"the model '{name}' should be a subclass of capsnet.Model, and is {entry!r}.")
+        entry.Config = owned(entry.Config, entry, "kind", name)
+        return entry
+
+
+MODELS = ModelRegistry(
     "model",
     "capsnet.models",
     {
@@ -29,18 +40,11 @@ MODELS: Registry[type[Model]] = Registry(
         "matrix": "capsnet.models.matrix",
     },
 )
-Class = TypeVar("Class", bound=type[Model])
 
 
-def register(name: str) -> Callable[[Class], Class]:
+def register(name: str) -> Any:
     """Class decorator: register a model under a name that configs and checkpoints refer to."""
-
-    def add(model: Class) -> Class:
-        model.Config = owned(model.Config, model, "kind", name)
-        MODELS.register(name)(model)
-        return model
-
-    return add
+    return MODELS.register(name)
 
 
 def build(
@@ -97,8 +101,6 @@ def upgrade(record: dict[str, Any]) -> dict[str, Any]:
 
 def plugins_of(config: ModelConfig) -> list[tuple[Registry[Any], str]]:
     """What a model takes from registries, so that a checkpoint can record the plugins that it needs."""
-    from capsnet.routing.base import ROUTINGS
-
     values = (getattr(config, field.name) for field in dataclasses.fields(config))
     routings = [(ROUTINGS, value.algorithm) for value in values if isinstance(value, RoutingOptions)]
     return [(MODELS, config.kind), *routings]

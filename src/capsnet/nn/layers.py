@@ -37,12 +37,14 @@ class Conv2d(nn.Conv2d):
         bias: bool = True,
         *,
         padding: int = 0,
+        groups: int = 1,
         init_std: float | None = None,
         device: torch.device | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         self.init_std = init_std
-        super().__init__(in_channels, out_channels, kernel_size, stride, padding, bias=bias, device=device, dtype=dtype)
+        where: dict[str, Any] = {"device": device, "dtype": dtype}
+        super().__init__(in_channels, out_channels, kernel_size, stride, padding, groups=groups, bias=bias, **where)
 
     def reset_parameters(self) -> None:
         """PyTorch's initialisation, or the authors' where `init_std` is given (biases 0.1)."""
@@ -53,6 +55,8 @@ class Conv2d(nn.Conv2d):
                 nn.init.constant_(self.bias, 0.1)
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.groups > 1:
+            return super().forward(x)
         return dispatch.conv2d(x, self.weight, self.bias, self.stride[0], int(self.padding[0]))
 
 
@@ -61,8 +65,9 @@ class PrimaryCaps(nn.Module):
 
     (b, c, h, w) → (b, h' w' types, dim), or (b, h', w', types, dim) with `grid`. Eight CHANNELS at one position form a
     capsule, never eight pixels. `factor` multiplies the convolution before bias and squash; the authors' code uses
-    1/types. With `activations` each capsule has one channel more, whose sigmoid is its activation; poses are then not
-    squashed, and `Capsules(poses, activations)` are returned, as EM routing of matrix poses wants them.
+    1/types. `groups` are those of the convolution. With `activations` each capsule has one channel more, whose sigmoid
+    is its activation; poses are then not squashed, and `Capsules(poses, activations)` are returned, as EM routing of
+    matrix poses wants them.
 
     >>> PrimaryCaps(256, types=32, dim=8)(torch.randn(2, 256, 20, 20)).shape
     torch.Size([2, 1152, 8])
@@ -80,6 +85,7 @@ class PrimaryCaps(nn.Module):
         kernel_size: int = 9,
         stride: int = 2,
         *,
+        groups: int = 1,
         factor: float = 1.0,
         grid: bool = False,
         activations: bool = False,
@@ -92,7 +98,8 @@ class PrimaryCaps(nn.Module):
         self.types, self.dim, self.factor, self.grid, self.activations = types, dim, factor, grid, activations
         std = 0.1 if init == "official" else None
         channels = types * (dim + activations)
-        self.conv = Conv2d(in_channels, channels, kernel_size, stride, init_std=std, device=device, dtype=dtype)
+        where: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.conv = Conv2d(in_channels, channels, kernel_size, stride, groups=groups, init_std=std, **where)
 
     def reset_parameters(self) -> None:
         self.conv.reset_parameters()
@@ -107,9 +114,13 @@ class PrimaryCaps(nn.Module):
             s = s * self.factor + (1 - self.factor) * self.conv.bias.view(-1, 1, 1)  # factor · conv(x) + bias
         channels = s.permute(0, 2, 3, 1)  # b h w (type p)
         if not self.activations:
-            return self._listed(squash(channels.unflatten(-1, (-1, self.dim))))
+            return self._listed(self.squash(channels.unflatten(-1, (-1, self.dim))))
         poses, a = channels.split([self.types * self.dim, self.types], -1)
         return Capsules(self._listed(poses.unflatten(-1, (-1, self.dim))), self._listed(a.sigmoid()))
+
+    def squash(self, s: Tensor) -> Tensor:
+        """Equation 1; a subclass may use another nonlinearity."""
+        return squash(s)
 
     def _listed(self, x: Tensor) -> Tensor:
         """(b, h, w, type, …) → (b, h w type, …), unless a grid is wanted."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import io
 import json
-import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -21,6 +20,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 from torch import Tensor
 
+from capsnet import plugins
 from capsnet.data import Examples
 from capsnet.errors import UserError
 from capsnet.evaluate import Evaluation
@@ -435,15 +435,15 @@ def doubtful(evaluation: Evaluation) -> int:
 
 def next_steps(folder: Path, model: Model, certificate: Certificate) -> str:
     """Commands to copy."""
-    where, config = shlex.quote(str(folder)), certificate.config
-    data = f" --data {shlex.quote(str(config['data']))}" if config.get("data") not in (None, "mnist") else ""
-    preset = f" --preset {shlex.quote(str(config['preset']))}" if config.get("preset") else ""
-    seed = int(config.get("seed") or 0) + 1
+    where, config = str(folder), certificate.config
+    data = ["--data", str(config["data"])] if config.get("data") not in (None, "mnist") else []
+    preset = ["--preset", str(config["preset"])] if config.get("preset") else []
+    seed = str(int(config.get("seed") or 0) + 1)
     commands = [
-        ("Classify your own image:", f"capsnet predict {where} photo.png"),
-        ("What each pose dimension represents:", f"capsnet reconstruct {where} --what tweaks"),
-        ("Train with another seed:", f"capsnet train{preset}{data} --seed {seed}"),
-        ("Train the paper's network on the same data:", f"capsnet train --preset paper{data}"),
+        ("Classify your own image:", plugins.command("predict", where, "photo.png")),
+        ("What each pose dimension represents:", plugins.command("reconstruct", where, "--what", "tweaks")),
+        ("Train with another seed:", plugins.command("train", *preset, *data, "--seed", seed)),
+        ("Train the paper's network on the same data:", plugins.command("train", "--preset", "paper", *data)),
         ("Train on your own images, one subfolder per class:", "capsnet train --data folder:PATH"),
     ]
     if model.decoder is None:

@@ -29,6 +29,7 @@ from torch import Tensor, nn
 
 from capsnet.errors import UserError, unknown
 from capsnet.kernels import dispatch
+from capsnet.kernels.private import is_transformed
 from capsnet.nn.functional import at_least_float32, matrix_votes, votes, without_autocast
 from capsnet.registry import Registry, owned
 from capsnet.routing.options import RoutingOptions
@@ -104,6 +105,8 @@ class Routing(nn.Module):
     """What the algorithm calls one of its c_ij."""
     couplings_sum_to_one: ClassVar[bool] = True
     """Whether the couplings of a lower capsule sum to 1 over its parents."""
+    decayed: ClassVar[tuple[str, ...]] = ()
+    """Parameters that weight decay applies to: weights, but not biases or temperatures."""
     Options: ClassVar[type[RoutingOptions]] = RoutingOptions
 
     def __init__(self, options: RoutingOptions | None = None, **changes: Any) -> None:
@@ -232,7 +235,7 @@ def check_activations(u: Tensor, a: Tensor) -> None:
     """Refuse activations of a wrong shape or, on the CPU, outside [0, 1]; elsewhere looking would stop the device."""
     if a.shape != u.shape[:2]:
         raise UserError(f"lower activations are (b, i), here {tuple(u.shape[:2])}, and got {tuple(a.shape)}.")
-    if a.device.type != "cpu" or not a.numel() or torch.compiler.is_compiling() or dispatch.transformed():
+    if a.device.type != "cpu" or not a.numel() or torch.compiler.is_compiling() or is_transformed():
         return
     low, high = (float(x) for x in a.detach().aminmax())
     if low < 0 or high > 1 + ROUNDING:
@@ -247,7 +250,19 @@ def lower_activations(u: Tensor, a: Tensor | None) -> Tensor:
     return at_least_float32(u).norm(dim=-1).clamp(max=1) if a is None else at_least_float32(a)
 
 
-ROUTINGS: Registry[type[Routing]] = Registry(
+class RoutingRegistry(Registry[type[Routing]]):
+    """Routing algorithms by name."""
+
+    def prepare(self, name: str, entry: type[Routing]) -> type[Routing]:
+        """Tell an algorithm and its options their name."""
+        if not (isinstance(entry, type) and issubclass(entry, Routing)):
+            raise UserError(f"the routing '{name}' should be a subclass of capsnet.Routing, and is {entry!r}.")
+        entry.name = name
+        entry.Options = owned(entry.Options, entry, "algorithm", name)
+        return entry
+
+
+ROUTINGS = RoutingRegistry(
     "routing",
     "capsnet.routings",
     {
@@ -265,13 +280,7 @@ ROUTINGS: Registry[type[Routing]] = Registry(
 
 def register(name: str) -> Any:
     """Class decorator: register a routing algorithm under a name that configs and checkpoints refer to."""
-
-    def add(algorithm: type[Routing]) -> type[Routing]:
-        algorithm.name = name
-        algorithm.Options = owned(algorithm.Options, algorithm, "algorithm", name)
-        return ROUTINGS.register(name)(algorithm)
-
-    return add
+    return ROUTINGS.register(name)
 
 
 def options_for(name: str, **changes: Any) -> RoutingOptions:

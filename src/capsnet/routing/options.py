@@ -1,6 +1,6 @@
 """Options of routing algorithms: one frozen dataclass per algorithm, so that they become flags, JSON and help text.
 
-This module imports no torch: configs stand on it.
+This module imports no torch, because configs import it.
 """
 
 from __future__ import annotations
@@ -20,6 +20,10 @@ class RoutingOptions:
 
     algorithm: ClassVar[str] = ""
 
+    def describe(self) -> str:
+        """The algorithm in words, for the description of a network."""
+        return f"{self.algorithm} routing"
+
 
 @dataclass(frozen=True)
 class IterativeOptions(RoutingOptions):
@@ -27,6 +31,13 @@ class IterativeOptions(RoutingOptions):
 
     iterations: int = 3
     """Routing iterations."""
+
+    def describe(self) -> str:
+        """
+        >>> DynamicOptions().describe()
+        'dynamic routing, 3 iterations'
+        """
+        return f"{super().describe()}, {self.iterations} iteration{'s' if self.iterations > 1 else ''}"
 
     def __post_init__(self) -> None:
         if not 1 <= self.iterations <= MOST_ITERATIONS:

@@ -31,6 +31,7 @@ class SelfRouting(Routing):
     """Each lower capsule decides from its own pose, by a learnt gate, where its output goes: agreement is not used."""
 
     own_activations = True
+    decayed = ("gate",)
     gate: nn.Parameter  # A (n, j, p)
     gate_bias: nn.Parameter  # α (n, j)
 

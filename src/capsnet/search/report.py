@@ -12,7 +12,6 @@ optimistic.
 from __future__ import annotations
 
 import math
-import shlex
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
@@ -25,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
+from capsnet import plugins
 from capsnet.errors import UserError
 from capsnet.evaluate import wilson_interval
 from capsnet.experiments.core.plan import Table
@@ -90,7 +90,7 @@ def command(config: Config) -> str:
     if config.init:  # it brings a network of its own
         with suppress(UserError):  # if it still exists
             reference = replace(starting_from(reference, config.init), init="")
-    return shlex.join(["capsnet", "train", "--preset", config.preset, *train_flags(config, reference)])
+    return plugins.command("train", "--preset", config.preset, *train_flags(config, reference))
 
 
 def summary(study: optuna.Study, storage: str) -> dict[str, Any]:
@@ -200,7 +200,7 @@ def next_steps(found: dict[str, Any]) -> dict[str, str]:
     """What to do with the best trial → the command."""
     steps = {"Train the best": found["command"]}
     if found["network"]:
-        steps["Or test its network, which was kept"] = f"capsnet evaluate {shlex.quote(found['network'])}"
+        steps["Or test its network, which was kept"] = plugins.command("evaluate", found["network"])
     return {what: line for what, line in steps.items() if line}
 
 

@@ -89,7 +89,7 @@ class TensorBoard(Watcher):
             add_graph(self.writer, run)
 
     def stepped(self, run: Run, record: dict[str, Any]) -> None:
-        for name in ("loss", "margin", "reconstruction", "lr", "images_per_second"):
+        for name in ("loss", "classification", "reconstruction", "lr", "images_per_second"):
             self.writer.add_scalar(f"train/{name}", record[name], record["step"])
 
     def epoch_ended(self, run: Run, record: dict[str, Any]) -> None:

@@ -36,6 +36,7 @@ from capsnet.models.base import Losses, Model
 from capsnet.models.registry import build
 from capsnet.nn.losses import teacher_loss
 from capsnet.notice import say
+from capsnet.routing.base import Routing
 from capsnet.train import runs
 from capsnet.train.config import Config
 from capsnet.train.records import from_dict, to_dict
@@ -209,16 +210,33 @@ def assemble(config: Config, folder: Path, splits: Splits, stem: nn.Module | Non
 
 
 def build_optimizer(model: Model, config: Config) -> torch.optim.Optimizer:
-    """Fused Adam or AdamW; no weight decay on biases and norms; an unused decoder and a frozen stem are left out."""
+    """Fused Adam or AdamW; no weight decay on biases, norms and routing; unused or frozen parts are left out."""
     kind = torch.optim.AdamW if config.optimizer == "adamw" else torch.optim.Adam
     off = () if config.loss.reconstruction else ("decoder.",)
-    parameters = [p for name, p in model.named_parameters() if p.requires_grad and not name.startswith(off)]
+    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad and not name.startswith(off)}
+    decayed = decayed_parameters(model) & parameters.keys()
     decay = config.weight_decay if config.optimizer == "adamw" else 0.0  # Adam's would not be decoupled
     groups = [
-        {"params": [p for p in parameters if p.dim() > 1], "weight_decay": decay},
-        {"params": [p for p in parameters if p.dim() <= 1], "weight_decay": 0.0},
+        {"params": [(name, p) for name, p in parameters.items() if name in decayed], "weight_decay": decay},
+        {"params": [(name, p) for name, p in parameters.items() if name not in decayed], "weight_decay": 0.0},
     ]
+    groups = [group for group in groups if group["params"]]
     return kind(groups, lr=config.lr, fused=model.device.type in ("cpu", "cuda"))
+
+
+def decayed_parameters(model: Model) -> set[str]:
+    """Names of the parameters that weight decay applies to: weights of two or more axes.
+
+    A routing algorithm names its own in `Routing.decayed`, because the shape of a parameter does not tell a bias
+    (j, q) from a weight.
+    """
+    found = set()
+    for prefix, module in model.named_modules():
+        for name, p in module.named_parameters(prefix, recurse=False):
+            is_weight = name.rpartition(".")[2] in module.decayed if isinstance(module, Routing) else p.dim() > 1
+            if is_weight:
+                found.add(name)
+    return found
 
 
 @contextmanager
@@ -360,7 +378,7 @@ def step_record(run: Run, losses: Losses) -> dict[str, Any]:
         "step": run.step,
         "epoch": round(run.step / len(run.batches), 4),
         "loss": losses.total.item(),
-        "margin": losses.margin.item(),
+        "classification": losses.classification.item(),
         "reconstruction": losses.reconstruction.item(),
         **({} if losses.teacher is None else {"teacher": losses.teacher.item()}),
         "lr": learning_rate(run.config, run.step - 1, run.steps),

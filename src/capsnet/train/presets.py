@@ -13,6 +13,16 @@ from capsnet.train.config import Config
 
 PRESETS: dict[str, Callable[[], Config]] = {}
 PROMISES: dict[str, str] = {}
+QUICK_NETWORK = CapsNetConfig(
+    stem_channels=(32, 64, 64),
+    stem_kernels=(5, 3, 3),
+    stem_strides=(2, 1, 1),
+    stem_norm=True,
+    primary_types=32,
+    primary_kernel=3,
+    primary_stride=2,
+    routing=DynamicOptions(bias=True),
+)
 
 
 def preset(function: Callable[[], Config]) -> Callable[[], Config]:
@@ -39,12 +49,7 @@ def quick() -> Config:
     """
     return Config(
         validation=0, epochs=4, batch_size=128, optimizer="adamw", lr=0.006, schedule="one-cycle", weight_decay=0.01,
-        precision="bf16",
-        model=CapsNetConfig(
-            stem_channels=(32, 64, 64), stem_kernels=(5, 3, 3), stem_strides=(2, 1, 1), stem_norm=True,
-            primary_types=32, primary_kernel=3, primary_stride=2, routing=DynamicOptions(bias=True),
-        ),
-        augment=Augment(shift=2),
+        precision="bf16", model=QUICK_NETWORK, augment=Augment(shift=2),
     )  # fmt: skip
 
 
@@ -185,7 +190,7 @@ def expanded() -> Config:
 
     `capsnet train --preset expanded`, then `capsnet evaluate RUN --data affine-mnist`
     """
-    model = replace(quick().model, image_shape=(1, 40, 40))
+    model = replace(QUICK_NETWORK, image_shape=(1, 40, 40))
     return Config(
         data="expanded-mnist", epochs=8, optimizer="adamw", lr=0.004, schedule="one-cycle", weight_decay=0.01,
         stop_at=0.8, model=model,

@@ -27,6 +27,7 @@ from capsnet.train.records import to_dict
 
 CONFIG_FILE = "config.json"
 METRICS_FILE = "metrics.jsonl"
+RENAMED = {"margin": "classification"}  # of metrics: the name of earlier versions → the name
 KEPT = {"step": int, "seconds": float, "best_error": float, "best_epoch": float}  # the scalars of a state
 
 
@@ -69,14 +70,15 @@ def append_metrics(folder: Path, record: dict[str, Any]) -> None:
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """The records of metrics.jsonl; a truncated last line is ignored."""
+    """The records of metrics.jsonl; a truncated last line is ignored, and names of earlier versions are replaced."""
     path = folder / METRICS_FILE
     records = []
     for line in path.read_text(errors="replace").splitlines() if path.exists() else []:
         try:
-            records.append(json.loads(line))
+            record = json.loads(line)
         except ValueError:
             break
+        records.append({RENAMED.get(name, name): value for name, value in record.items()})
     return records
 
 
@@ -127,8 +129,23 @@ class Run:
     def tensors(self) -> dict[str, Tensor]:
         """Weights, averages and the optimiser's moments under stable names."""
         groups = {"model": self.model.state_dict(), "average": self.average, "best": self.best}
-        moments = self.optimizer.state_dict()["state"]
-        return flatten(groups | {f"optimizer.{i}": values for i, values in moments.items()})
+        return flatten(groups | (self.moments() if self.step else {}))
+
+    def learnt(self) -> dict[str, Tensor]:
+        """The parameters of the optimiser by name, in its order."""
+        groups = self.optimizer.param_groups
+        return {name: p for group in groups for name, p in zip(group["param_names"], group["params"], strict=True)}
+
+    def moments(self) -> dict[str, dict[str, Tensor]]:
+        """The optimiser's state of each parameter.
+
+        A parameter that has had no gradient yet has no state; zeros are the state that its first gradient finds.
+        """
+        return {
+            f"optimizer.{name}": self.optimizer.state.get(p)
+            or {"step": torch.zeros(()), "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
+            for name, p in self.learnt().items()
+        }
 
     def expected_tensors(self) -> dict[str, Tensor]:
         """Tensors with the names and shapes of `tensors()` at this step."""
@@ -138,9 +155,8 @@ class Run:
             groups["average"] = weights
         if self.best_epoch and self.config.patience:
             groups["best"] = weights
-        learnt = [p for group in self.optimizer.param_groups for p in group["params"]] if self.step else []
-        for i, p in enumerate(learnt):
-            groups[f"optimizer.{i}"] = {"step": torch.zeros(()), "exp_avg": p, "exp_avg_sq": p}
+        for name, p in self.learnt().items() if self.step else ():
+            groups[f"optimizer.{name}"] = {"step": torch.zeros(()), "exp_avg": p, "exp_avg_sq": p}
         return flatten(groups)
 
     def record(self) -> dict[str, Any]:
@@ -162,14 +178,23 @@ class Run:
         for name, value in check_state(state, self.steps, file).items():
             setattr(self, name, value)
         groups: dict[str, dict[str, Tensor]] = {}
-        for name, tensor in checkpoint.fit(tensors, self.expected_tensors(), file).items():
+        named = self.with_named_moments(tensors)
+        for name, tensor in checkpoint.fit(named, self.expected_tensors(), file).items():
             group, _, key = name.partition("/")
             groups.setdefault(group, {})[key] = tensor
         self.model.load_state_dict(groups.pop("model"))
         self.average = {name: tensor.to(self.device) for name, tensor in groups.pop("average", {}).items()}
         self.best = groups.pop("best", {})
-        moments = {int(group.removeprefix("optimizer.")): values for group, values in groups.items()}
-        self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": moments})
+        moments = [groups[f"optimizer.{name}"] for name in self.learnt()] if groups else []
+        self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": dict(enumerate(moments))})
+
+    def with_named_moments(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """A checkpoint that numbers the optimiser's parameters, weights first, with their names instead."""
+        learnt = [(name, p) for name, p in self.model.named_parameters() if name in self.learnt()]
+        weights_first = sorted(learnt, key=lambda each: each[1].dim() <= 1)
+        numbers = {f"optimizer.{k}": f"optimizer.{name}" for k, (name, _) in enumerate(weights_first)}
+        parts = {name: name.partition("/") for name in tensors}
+        return {f"{numbers.get(group, group)}/{key}": tensors[name] for name, (group, _, key) in parts.items()}
 
     def averaged_model(self) -> Model:
         """The current model, with averaged weights if they are averaged."""

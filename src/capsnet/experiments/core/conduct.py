@@ -17,15 +17,18 @@ from typing import Any
 
 import torch
 
-from capsnet import __version__, experiments
+from capsnet import __version__, experiments, plugins
 from capsnet.data import Batch, multi_hot, parse
+from capsnet.data.registry import DATASETS
 from capsnet.errors import UserError, unknown
 from capsnet.evaluate import evaluate
 from capsnet.experiments.core.plan import Budget, Experiment, Record, Row, check_budget
 from capsnet.experiments.core.results import Place, Results, opened
 from capsnet.io import checkpoint
+from capsnet.io.leakage import images_unchanged
 from capsnet.io.records import Certificate
-from capsnet.models.registry import build
+from capsnet.models.registry import MODELS, build
+from capsnet.routing.base import ROUTINGS
 from capsnet.timing import timed
 from capsnet.train import loop, runs
 from capsnet.train.config import Config
@@ -103,12 +106,18 @@ def is_done(record: Record | None, row: Row) -> bool:
     """Whether a record belongs to this row: same name, same training."""
     if record is None or row.config is None:
         return record is not None
-    return record.also == row.also and same_training(record.certificate.config, row.config)
+    birth = record.certificate
+    return record.also == row.also and same_training(birth.config, row.config) and images_unchanged(birth, row.config)
 
 
 def same_training(recorded: dict[str, Any], config: Config) -> bool:
-    """Whether a recorded config equals this one, apart from what comes from the data and the name of the preset."""
+    """Whether a recorded config equals this one, apart from what comes from the data and the name of the preset.
+
+    A plugin that has changed makes it another training.
+    """
     try:
+        if not plugins.unchanged(recorded.get("plugins", []), (ROUTINGS, MODELS, DATASETS)):
+            return False
         there = from_dict(recorded)
     except UserError:  # of a version that had other settings
         return False
@@ -205,7 +214,8 @@ def find_finished(config: Config, folder: Path, place: Place) -> Path | None:
     for other in [folder, *sorted(path.parent for path in place.runs.glob(f"*/*/{runs.CONFIG_FILE}"))]:
         if runs.has_finished(other) and same_training(checkpoint.read_json(other / runs.CONFIG_FILE), config):
             birth = Certificate.from_json(checkpoint.read_json(other / "results.json")["certificate"])
-            if birth.capsnet == __version__:  # never compare networks of different versions
+            # never compare networks of different versions, or of images that have changed
+            if birth.capsnet == __version__ and images_unchanged(birth, config):
                 return other
     return None
 

@@ -14,7 +14,7 @@ from capsnet.experiments.core.plan import Budget
 from capsnet.models.config import CapsNetConfig, CNNConfig, LossConfig, ModelConfig
 from capsnet.models.registry import parameters
 from capsnet.train.config import Config
-from capsnet.train.presets import get_preset
+from capsnet.train.presets import QUICK_NETWORK, get_preset
 
 CNN_LR = 0.004  # for a compact CNN: the best of 0.001, 0.002 and 0.004 on validation images
 AUTHORS_EPOCHS = 640  # 300,000 steps of 128 of 60,000 images
@@ -23,9 +23,7 @@ PAPER_SIZES = {28: 8_215_568, 36: 11_361_808}
 
 def compact_capsules(side: int = 28, channels: int = 1, classes: int = 10) -> CapsNetConfig:
     """The quick preset's network for images of any size; one more stride of 2 from 45 pixels on."""
-    model = get_preset("quick").model
-    assert isinstance(model, CapsNetConfig)
-    model = replace(model, image_shape=(channels, side, side), num_classes=classes)
+    model = replace(QUICK_NETWORK, image_shape=(channels, side, side), num_classes=classes)
     return replace(model, stem_strides=(2, 2, 1), primary_stride=1) if 45 <= side < 60 else model
 
 

@@ -15,7 +15,6 @@ from capsnet.errors import unknown
 from capsnet.evaluate import mean_and_std
 from capsnet.experiments.core.claims import Claim
 from capsnet.io.records import Certificate
-from capsnet.models.config import CapsNetConfig, CNNConfig, ModelConfig
 from capsnet.records import from_json
 from capsnet.report.tables import Table, over_seeds, plain, whole
 from capsnet.timing import clock
@@ -220,13 +219,4 @@ def with_model(config: Config, **changes: Any) -> Config:
 
 def tiny(config: Config, images: int = 256, batch: int = 64) -> Config:
     """For `smoke`: a few steps of a toy network."""
-    if isinstance(config.model, CapsNetConfig):
-        small: ModelConfig = replace(
-            config.model, stem="conv", stem_channels=(8,), stem_kernels=(9,), stem_strides=(2,), primary_types=4,
-            primary_dim=4, primary_kernel=5, primary_stride=2, class_dim=8,
-            decoder=(16,) if config.model.decoder else (),
-        )  # fmt: skip
-    else:
-        assert isinstance(config.model, CNNConfig)
-        small = replace(config.model, channels=(8,), kernels=(5,), pool=(4,), hidden=(16,))
-    return replace(config, model=small, train_limit=images, batch_size=batch, epochs=1, validation=0)
+    return replace(config, model=config.model.tiny(), train_limit=images, batch_size=batch, epochs=1, validation=0)

@@ -80,8 +80,8 @@ def _line(
 
 def _losses(axes: Axes, train: Sequence[Mapping[str, Any]]) -> None:
     _line(axes, train, "loss", "Loss", INK, "total")
-    if any(_series(train, "margin")):
-        _line(axes, train, "margin", "Loss", VERMILLION, "margin")
+    if any(_series(train, "classification")):
+        _line(axes, train, "classification", "Loss", VERMILLION, "classification")
         axes.legend(loc="upper right", handlelength=1.2, borderaxespad=0)
 
 

@@ -1,0 +1,63 @@
+"""Private APIs of PyTorch and OpenMP, all in this file, so that a new version has to be checked against one file only.
+
+Where a version of PyTorch lacks one of them, the function returns what disables the fast path that depends on it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+TEAM_MEMBER = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+
+
+def is_transformed() -> bool:
+    """Whether a `torch.func` transform or forward-mode differentiation is active."""
+    if torch.compiler.is_compiling():
+        return False
+    functorch = getattr(torch._C, "_are_functorch_transforms_active", bool)()
+    return functorch or getattr(forward_ad, "_current_level", -1) >= 0
+
+
+def constant(function: Function) -> Function:
+    """`torch.compiler.assume_constant_result`, without the second that importing the compiler takes."""
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
+def processor_has_bf16() -> bool:
+    """Whether the processor multiplies bfloat16 in hardware."""
+    return any(getattr(torch.cpu, name, bool)() for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"))
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether calling the module does more than its forward pass: pruning, for example, works by hooks."""
+    own = module._forward_pre_hooks or module._forward_hooks or module._backward_pre_hooks or module._backward_hooks
+    return bool(own) or torch.nn.modules.module._has_any_global_hook()
+
+
+def relu_backward(grad: Tensor, output: Tensor) -> Tensor:
+    """The gradient of a ReLU from its output, in one pass: grad where output > 0, otherwise 0."""
+    return torch.ops.aten.threshold_backward(grad, output, 0)
+
+
+@cache
+def openmp_parallel() -> Any:
+    """The function that starts a team of PyTorch's OpenMP threads, or None if PyTorch was built without OpenMP.
+
+    The name is looked up in PyTorch's own library, so it resolves to the OpenMP runtime that PyTorch is linked with.
+    """
+    try:
+        start = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so")).GOMP_parallel
+    except (OSError, AttributeError):
+        return None
+    start.argtypes, start.restype = [TEAM_MEMBER, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint], None
+    return start
