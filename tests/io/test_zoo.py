@@ -239,6 +239,16 @@ def test_shipping_writes_weights_and_card_that_fit_each_other(
     assert zoo.card("quick-mnist") == mixed != card
 
 
+def test_a_model_shipped_without_its_decoder_predicts_the_same(
+    finished: Path, digits: data.Dataset, tmp_path: Path
+) -> None:
+    run = ship.Trained(finished, *[None] * 6)
+    whole, bare = (ship.write_weights(run, tmp_path / f"{kept}.st", "half", kept) for kept in (True, False))
+    assert bare.decoder is None
+    images = digits.images[:20].float() / 255
+    assert torch.equal(whole(images).poses, bare(images).poses)
+
+
 def test_a_model_that_cannot_be_written_is_said_so(
     finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
