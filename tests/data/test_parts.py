@@ -19,6 +19,7 @@ from capsnet.errors import UserError
 from capsnet.experiments import get
 from capsnet.experiments import parts as experiment
 from capsnet.experiments.core.conduct import conduct
+from capsnet.experiments.core.readout import r_squared
 from capsnet.experiments.core.results import Place
 from capsnet.models.config import CNNConfig, LossConfig
 from capsnet.models.registry import build
@@ -308,8 +309,9 @@ def test_a_read_out_finds_a_pose_that_is_there_and_none_in_noise() -> None:
         mixed = pose @ torch.randn(5, 16, generator=torch.Generator().manual_seed(1))
         known.append(seen(mixed[:, None].expand(-1, 3, -1), torch.zeros(600, 3), some))
         unknown.append(seen(torch.randn(600, 3, 16, generator=noise), torch.zeros(600, 3), some))
-    assert min(experiment.r_squared(*known).values()) > 0.98
-    assert max(experiment.r_squared(*unknown).values()) < 0.05
+    found, none = ([experiment.reading(part) for part in parts] for parts in (known, unknown))
+    assert min(r_squared(*found, experiment.TARGETS).values()) > 0.98
+    assert max(r_squared(*none, experiment.TARGETS).values()) < 0.05
 
 
 def test_a_network_that_calls_everything_a_face_has_an_auc_of_a_half_and_a_perfect_one_of_one() -> None:

@@ -25,6 +25,7 @@ EXPERIMENTS = {
     "parts": "parts.Parts",
     "cifar10": "cifar10.Cifar10",
     "depth": "depth.Depth",
+    "viewpoints": "viewpoints.Viewpoints",
     "walkthrough": "walkthrough.Walkthrough",
 }
 

@@ -26,6 +26,7 @@ from capsnet.data.synthetic.parts import CLASSES, Objects, Scenes, scenes
 from capsnet.evaluate import mean_and_std, wilson_interval
 from capsnet.experiments.core.claims import Claim, lower, measured
 from capsnet.experiments.core.plan import Budget, Experiment, Record, Row, average, by_method, values
+from capsnet.experiments.core.readout import Reading, features, r_squared
 from capsnet.models.base import Model
 from capsnet.models.config import CapsNetConfig, CNNConfig, LossConfig, ModelConfig
 from capsnet.routing.options import DynamicOptions
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 DETECTION = 0.95  # share of whole validation objects above the threshold
-RIDGE = 1e-3  # of standardised inputs; keeps the equations solvable
 SHAPE = (1, 40, 40)
 TARGETS = {"position": (0, 1), "angle": (2, 3), "size": (4,)}  # columns of `pose_targets`
 NETWORKS = {
@@ -278,10 +278,8 @@ def look(model: Model, shown: Scenes, batch_size: int = 250) -> Seen:
 def answer(model: Model, images: Tensor) -> tuple[Tensor, Tensor]:
     """Lengths (b, j), and the features that the pose is read from."""
     output = model(images)
-    if output.poses is not None:
-        return output.activations.cpu(), output.poses.cpu()
-    assert output.logits is not None
-    return output.logits.sigmoid().cpu(), model.hidden(images).cpu()  # type: ignore[operator]
+    found = output.activations if output.logits is None else output.logits.sigmoid()
+    return found.cpu(), features(model, images, output.poses).cpu()
 
 
 # --- Thresholds, false alarms, sets ----------------------------------------------------------------------------
@@ -399,42 +397,21 @@ def size_without_decoder(model: Model) -> int:
 
 def read_out(fitted_on: Seen, judged_on: Seen) -> dict[str, Any]:
     """R² of position, angle and size; for a capsule network also from all its class capsules."""
-    outcome = {f"r2_{name}": round(value, 4) for name, value in r_squared(fitted_on, judged_on).items()}
-    outcome["numbers_read"] = fitted_on.numbers.shape[-1]
-    if fitted_on.numbers.dim() == 3:
-        both = (seen._replace(numbers=seen.numbers.flatten(1)) for seen in (fitted_on, judged_on))
-        outcome |= {f"r2_{name}_all_capsules": round(value, 4) for name, value in r_squared(*both).items()}
+    fitted, judged = reading(fitted_on), reading(judged_on)
+    outcome = {f"r2_{name}": round(value, 4) for name, value in r_squared(fitted, judged, TARGETS).items()}
+    outcome["numbers_read"] = fitted.numbers.shape[-1]
+    if fitted.numbers.dim() == 3:
+        found = r_squared(fitted.of_all_capsules, judged.of_all_capsules, TARGETS)
+        outcome |= {f"r2_{name}_all_capsules": round(value, 4) for name, value in found.items()}
     return outcome
 
 
-def r_squared(fitted_on: Seen, judged_on: Seen) -> dict[str, float]:
-    """1 − squared error / variance over all classes, with one regression per class."""
-    error = variance = torch.zeros(5, dtype=torch.double)
-    for j in range(len(CLASSES)):
-        x, y = numbers_and_pose(fitted_on, j)
-        new_x, new_y = numbers_and_pose(judged_on, j)
-        error = error + (ridge(x, y, new_x) - new_y).square().sum(0)
-        variance = variance + (new_y - y.mean(0)).square().sum(0)
-    return {name: float(1 - error[list(c)].sum() / variance[list(c)].sum()) for name, c in TARGETS.items()}
-
-
-def numbers_and_pose(seen: Seen, j: int) -> tuple[Tensor, Tensor]:
-    """For scenes of class j: the features to read from (m, q), and the pose to predict (m, 5)."""
-    mine = seen.objects.kinds[:, 0] == j
-    numbers = seen.numbers[mine]
-    return numbers[:, j] if numbers.dim() == 3 else numbers, pose_targets(seen.objects.poses[mine, 0].double())
+def reading(seen: Seen) -> Reading:
+    """What is read from scenes with one object."""
+    return Reading(seen.numbers, seen.objects.kinds[:, 0], pose_targets(seen.objects.poses[:, 0].double()))
 
 
 def pose_targets(poses: Tensor) -> Tensor:
     """x, y, sine and cosine of the angle, size: (m, 4) → (m, 5). The angle itself is discontinuous."""
     x, y, angle, size = poses.unbind(1)
     return torch.stack([x, y, angle.sin(), angle.cos(), size], 1)
-
-
-def ridge(x: Tensor, y: Tensor, new_x: Tensor) -> Tensor:
-    """Predictions for new_x (k, q) of a ridge regression from x (m, q) to y (m, t), all float64."""
-    mean, std = x.mean(0), x.std(0) + 1e-9  # constant features stay 0
-    standard = (x - mean) / std
-    gram = standard.T @ standard + RIDGE * len(x) * torch.eye(x.shape[1], dtype=x.dtype)
-    weights = torch.linalg.solve(gram, standard.T @ (y - y.mean(0)))
-    return (new_x - mean) / std @ weights + y.mean(0)
