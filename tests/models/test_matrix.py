@@ -7,6 +7,8 @@ import torch
 
 from capsnet.data import Batch
 from capsnet.errors import UserError
+from capsnet.lab.inference import encode
+from capsnet.lab.models import show
 from capsnet.models.config import LossConfig
 from capsnet.models.matrix import MatrixCapsNet, MatrixConfig
 from capsnet.nn.functional import one_hot
@@ -102,3 +104,13 @@ def test_it_learns() -> None:
         loss.backward()
         optimizer.step()
     assert (model(images).activations.argmax(1) == labels).all()
+
+
+def test_the_lab_shows_its_capsules_and_its_last_routing() -> None:
+    model = MatrixCapsNet(MatrixConfig((1, 24, 24), 3, 4, 2, (3, 2))).eval()
+    header, arrays = encode(model, torch.rand(1, 24, 24), '{"iterations": 2}')
+    shown = model.shown()
+    assert arrays["primary"].shape == (shown["grid"][0] * shown["grid"][1] * shown["primary_types"], 16)
+    assert arrays["couplings"].shape == (2, shown["routed"], 3)
+    assert header["routing"]["iterations"] == 2
+    assert show(model)["routing"]["name"] == "em"
