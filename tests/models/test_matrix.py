@@ -7,6 +7,7 @@ import torch
 
 from capsnet.data import Batch
 from capsnet.errors import UserError
+from capsnet.io import export
 from capsnet.lab.inference import encode
 from capsnet.lab.models import show
 from capsnet.models.config import LossConfig
@@ -14,6 +15,7 @@ from capsnet.models.matrix import MatrixCapsNet, MatrixConfig
 from capsnet.nn.functional import one_hot
 from capsnet.nn.losses import spread_loss
 from capsnet.routing.base import ROUTINGS, options_for
+from capsnet.routing.em import EMOptions
 
 TINY = MatrixConfig((1, 17, 17), 3, channels=4, primary_types=2, conv_types=(3, 2))
 
@@ -104,6 +106,14 @@ def test_it_learns() -> None:
         loss.backward()
         optimizer.step()
     assert (model(images).activations.argmax(1) == labels).all()
+
+
+@pytest.mark.slow
+def test_it_exports_to_onnx_for_any_batch_size() -> None:
+    pytest.importorskip("onnxruntime")
+    torch.manual_seed(0)
+    model = MatrixCapsNet(MatrixConfig((2, 20, 20), 3, 4, 2, (3, 2), EMOptions(iterations=2))).eval()
+    assert max(export.check(model, export.load_onnx(export.to_onnx(model))).values()) < 1e-4
 
 
 def test_the_lab_shows_its_capsules_and_its_last_routing() -> None:
