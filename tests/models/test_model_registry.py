@@ -45,7 +45,7 @@ def test_a_config_survives_the_way_through_json(config: ModelConfig) -> None:
     assert model_from_dict(record) == config
 
 
-@pytest.mark.parametrize("kind", ["capsnet", "efficient", "branched", "cnn"])
+@pytest.mark.parametrize("kind", ["capsnet", "efficient", "branched", "matrix", "cnn", "resnet"])
 @pytest.mark.parametrize("side", [28, 40])
 def test_every_kind_of_network_has_a_tiny_one_of_its_kind(kind: str, side: int) -> None:
     config = replace(MODELS.get(kind).Config(), image_shape=(1, side, side))

@@ -38,6 +38,7 @@ class ModelConfig:
 
 TINY: dict[str, Any] = {  # of a capsule network
     "stem": "conv",
+    "freeze_stem": False,
     "stem_channels": (16,),
     "stem_kernels": (9,),
     "stem_strides": (2,),

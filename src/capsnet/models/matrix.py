@@ -28,8 +28,8 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -69,6 +69,9 @@ class MatrixConfig(ModelConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_range(self, 1, WIDEST, "channels", "primary_types", "conv_types")
+
+    def tiny(self) -> Self:
+        return replace(self, channels=8, primary_types=2, conv_types=(2, 2))
 
 
 @register("matrix")

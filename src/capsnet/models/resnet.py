@@ -7,8 +7,8 @@ gives the logits of the classes (He et al. 2016).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -45,6 +45,9 @@ class ResNetConfig(ModelConfig):
         check_range(self, 0, 1, "dropout")
         if not 0 < len(self.stem_channels) == len(self.stem_kernels) == len(self.stem_strides):
             raise UserError("stem_channels, stem_kernels and stem_strides need one number for each block.")
+
+    def tiny(self) -> Self:
+        return replace(self, stem_channels=(8, 8), stem_kernels=(3, 3), stem_strides=(2, 2))
 
 
 @register("resnet")
