@@ -60,7 +60,7 @@ def ablate(argv: list[str]) -> int:
     if idle := [name for name in chosen if name not in plan.configs()]:
         say(f"these change nothing, or the same as another variant: {', '.join(idle)}")
     try:
-        done = ablation.conduct(plan, Shown(plan, plan.base.preset))
+        done = ablation.conduct(plan, Shown(plan, f"preset {plan.base.preset}"))
     except KeyboardInterrupt:
         say(f"stopped; resume with: {plugins.command('ablate', *argv)}")
         return 130

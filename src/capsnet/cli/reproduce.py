@@ -98,7 +98,7 @@ def show_list(as_json: bool) -> int:
 
 def run(experiment: Experiment, flags: Reproduce) -> int:
     """Run an experiment and print its table."""
-    show = Shown(experiment, flags.budget)
+    show = Shown(experiment, f"budget {flags.budget}")
     try:
         results = conduct(experiment, flags.budget, flags.seeds, only=flags.only, show=show)
     except KeyboardInterrupt:
@@ -126,8 +126,8 @@ def show_results(experiment: Experiment, results: Results) -> None:
 class Shown(Show):
     """The progress of an experiment: the total time left, and a bar for the current row."""
 
-    def __init__(self, experiment: Experiment, budget: str) -> None:
-        self.experiment, self.budget = experiment, budget
+    def __init__(self, experiment: Experiment, settings: str) -> None:
+        self.experiment, self.settings = experiment, settings
         self.number, self.rows = 0, 0
         self.expected: float | None = None
         self.began = time.monotonic()
@@ -135,7 +135,7 @@ class Shown(Show):
     def planned(self, rows: Sequence[Row], left: Sequence[Row], seconds: float | None) -> None:
         self.rows, self.number, self.expected = len(rows), len(rows) - len(left), seconds
         self.began = time.monotonic()
-        say(f"{self.experiment.name}, budget {self.budget}: {len(rows)} rows, {len(left)} to run")
+        say(f"{self.experiment.name}, {self.settings}: {len(rows)} rows, {len(left)} to run")
         if left and seconds:
             say(f"estimated time: {clock(seconds)}, from one measured step of each network; interrupt at any time")
 
