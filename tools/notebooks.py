@@ -18,10 +18,8 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = ROOT / "examples"
-REPOSITORY = "capsnet/capsnet"  # on GitHub; Colab opens the notebooks from there
-BADGE = (
-    "[![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)]"
-    "(https://colab.research.google.com/github/{repository}/blob/main/examples/{name}.ipynb)"
+COLAB = (
+    "*To run this on Colab: open colab.research.google.com and upload the file. The first cell installs what it needs.*"
 )
 INSTALL = """# On Colab: install the package, which is there already if you run this notebook from its repository.
 import importlib.util
@@ -55,8 +53,7 @@ def cells(source: str) -> list[tuple[str, str]]:
 def notebook(name: str) -> nbformat.NotebookNode:
     """The notebook of a source, without outputs."""
     (_, title), *rest = cells((EXAMPLES / "source" / f"{name}.py").read_text())
-    badge = BADGE.format(repository=REPOSITORY, name=name)
-    made = [new_markdown_cell(f"{badge}\n\n{title}"), new_code_cell(INSTALL)]
+    made = [new_markdown_cell(f"{title}\n\n{COLAB}"), new_code_cell(INSTALL)]
     made += [new_markdown_cell(text) if kind == "markdown" else new_code_cell(text) for kind, text in rest]
     for number, cell in enumerate(made):
         cell["id"] = f"cell-{number}"  # the same in every generation
