@@ -26,6 +26,7 @@ EXPERIMENTS = {
     "cifar10": "cifar10.Cifar10",
     "depth": "depth.Depth",
     "viewpoints": "viewpoints.Viewpoints",
+    "own-images": "own_images.OwnImages",
     "walkthrough": "walkthrough.Walkthrough",
 }
 

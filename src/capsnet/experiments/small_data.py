@@ -7,7 +7,7 @@ from a folder. They are synthetic scans: a body with vessels and, in one class, 
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -164,19 +164,29 @@ def scan_rows(folder: Path, budget: Budget, seed: int) -> list[Row]:
 def write_scans(folder: Path) -> None:
     """Write train/ and test/ with a subfolder per class, from a fixed seed; existing folders are kept."""
     for part, n, seed in (("train", SCANS_TRAIN, 1), ("test", SCANS_TEST, 2)):
-        for label, name in enumerate(("healthy", "lesion")):
-            place = folder / part / name
-            if place.exists() and len(list(place.glob("*.png"))) == n // 2:
-                continue
-            place.mkdir(parents=True, exist_ok=True)
-            random = np.random.default_rng([seed, label])
-            for k in range(n // 2):
-                content = io.BytesIO()
-                Image.fromarray(draw_scan(random, bool(label))).save(content, "PNG")
-                write_bytes(place / f"{k:04d}.png", content.getvalue())
+        write_drawings(folder / part, ("healthy", "lesion"), n, seed, draw_scan)
 
 
-def draw_scan(random: np.random.Generator, lesion: bool, side: int = SCAN_SIDE) -> np.ndarray:
+def write_drawings(
+    folder: Path, classes: Sequence[str], n: int, seed: int, draw: Callable[[np.random.Generator, int], np.ndarray]
+) -> None:
+    """Write n drawings, a subfolder per class, by `draw(random, label)`; subfolders that are complete are kept."""
+    for label, name in enumerate(classes):
+        place, count = folder / name, n // len(classes)
+        if place.exists() and len(list(place.glob("*.png"))) == count:
+            continue
+        random = np.random.default_rng([seed, label])
+        for k in range(count):
+            write_png(place / f"{k:04d}.png", draw(random, label))
+
+
+def write_png(path: Path, pixels: np.ndarray) -> None:
+    content = io.BytesIO()
+    Image.fromarray(pixels).save(content, "PNG")
+    write_bytes(path, content.getvalue())
+
+
+def draw_scan(random: np.random.Generator, lesion: int, side: int = SCAN_SIDE) -> np.ndarray:
     """A grey body on black with smooth texture and bright vessels; a lesion is a bright round spot.
 
     uint8 (side, side).
