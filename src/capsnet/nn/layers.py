@@ -148,8 +148,8 @@ class DenseCaps(nn.Module):
     `routing` is the name of a registered algorithm, its options or a `Routing` module; options of a named algorithm may
     follow as keywords. `shared` is the number of lower capsule types when one transformation serves all positions of a
     grid: W is then (types, j, q, p), which lets large images and many classes fit. With `normalise`, the lower poses
-    are first scaled to a mean squared length of 1, so that deep stacks train. With `matrix`, poses are square matrices
-    of as many numbers and W_ij is such a matrix too.
+    are first scaled to a mean squared length of 1, so that activations fade less in deep stacks. With `matrix`, poses
+    are square matrices of as many numbers and W_ij is such a matrix too.
 
     A routing with activations of its own returns `Capsules(poses, activations)` instead of poses alone, and the next
     layer accepts them. Large batches take a kernel that can be differentiated once: compute second derivatives inside
