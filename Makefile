@@ -1,6 +1,6 @@
 # make lab        open the Lab in the browser
 # make demo       train on MNIST, evaluate, write runs/demo/report.html
-# make docs       build the documentation in site/
+# make docs       build the documentation in site/, with the Lab under lab/
 # make test       lint, type-check and run the tests
 # make test-slow  also run the tests that take minutes
 # make setup      only create the environment, .venv
@@ -32,6 +32,8 @@ demo: setup
 	@$(BIN)/capsnet demo
 
 docs: setup
+	@$(BIN)/capsnet lab --export build/lab || \
+	  { test $$? = 2 && rm -rf build/lab && echo "the documentation is built without the Lab under lab/"; }
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "open site/index.html"
 

@@ -54,7 +54,7 @@ ONLY_IMPORTED_BY = {
     "experiments": {"cli", "search"},
     "search": {"cli"},
     "report": {"cli", "experiments", "search"},
-    "io.export": {"cli"},
+    "io.export": {"cli", "lab"},
 }
 HEAVY = [
     *("matplotlib", "tensorboard", "fastapi", "PIL", "tyro", "rich", "numba", "optuna", "sklearn", "huggingface_hub"),

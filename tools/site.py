@@ -1,4 +1,4 @@
-"""MkDocs hooks: pictures under results/ become part of the site, and links to other files of the repository plain text.
+"""MkDocs hooks: pictures under results/ and an exported Lab become part of the site, other links plain text.
 
 The pages under docs/ are also read on code hosting sites, so their links are relative to the repository.
 """
@@ -16,12 +16,17 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).resolve().parent.parent
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(((?:\.\./)+[^)\s#]+)(#[^)\s]*)?\)")
 PICTURES = "pictures"  # where the site keeps what lies under results/
+LAB = ROOT / "build" / "lab"  # where `make docs` exports the Lab
+OPEN_LAB = "<!-- open: lab -->"  # replaced by a link if there is one
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add every picture under results/ as pictures/…"""
+    """Add every picture under results/ as pictures/…, and the Lab as lab/…"""
     for path in sorted((ROOT / "results").rglob("*.png")):
         name = f"{PICTURES}/{path.relative_to(ROOT / 'results').as_posix()}"
+        files.append(File.generated(config, name, abs_src_path=str(path)))
+    for path in sorted(LAB.rglob("*.*")):
+        name = f"lab/{path.relative_to(LAB).as_posix()}"
         files.append(File.generated(config, name, abs_src_path=str(path)))
     return files
 
@@ -40,4 +45,6 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
             return f"![{text}]({Path(os.path.relpath(inside, here)).as_posix()})"
         return text
 
+    if files.get_file_from_path("lab/index.html"):
+        markdown = markdown.replace(OPEN_LAB, "\n[Open the Lab in this browser](lab/index.html)\n")
     return LINK.sub(rewritten, markdown)

@@ -12,8 +12,11 @@ from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_play
 
 from capsnet.io import checkpoint, zoo
 from capsnet.io.records import Certificate
+from capsnet.lab.site import export_site
+from capsnet.models.config import CapsNetConfig, CNNConfig
 from lab_page import NAME, PATIENCE, Opened, Watch, settle
-from lab_server import Running, running_lab, write_models
+from lab_server import SMALL, Running, running_lab, write_model, write_models
+from static_site import Host
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 MISSING = "the Lab is tested in Chromium, which is not installed: run `make chromium` or `apt-get install -y chromium`"
@@ -52,13 +55,32 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 @pytest.fixture(scope="session")
-def lab(models: list[str]) -> Iterator[Running]:
+def served(models: list[str]) -> Iterator[Running]:
     with running_lab(*models, "--port", "0") as running:
         yield running
 
 
+@pytest.fixture(scope="session")
+def lab(served: Running) -> Running | Host:
+    """The Lab under test; a module may put an exported one in its place."""
+    return served
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All shipped models, a CNN to compare with and a model for colour images, as a site with few test images."""
+    folder = tmp_path_factory.mktemp("static")
+    cnn = write_model(folder / "small-cnn", CNNConfig(channels=(4,), kernels=(5,), pool=(4,), hidden=(8,)))
+    colour = write_model(
+        folder / "colour", CapsNetConfig((3, 32, 32), 3, **SMALL, decoder=(8,)), "folder:/secret/place"
+    )
+    others = [name for name in zoo.names() if name != NAME]
+    export_site(folder / "lab", [NAME, *others, cnn, colour], samples=600)
+    return folder / "lab"
+
+
 @pytest.fixture
-def watch(lab: Running) -> Iterator[Watch]:
+def watch(lab: Running | Host) -> Iterator[Watch]:
     watch = Watch(lab.url)
     yield watch
     assert watch.complaints == []
@@ -66,7 +88,7 @@ def watch(lab: Running) -> Iterator[Watch]:
 
 
 @pytest.fixture
-def opened(browser: Browser, lab: Running, watch: Watch) -> Iterator[Opened]:
+def opened(browser: Browser, lab: Running | Host, watch: Watch) -> Iterator[Opened]:
     """opened(url, **options) → a page in its own context, with the answer to the example shown."""
     contexts: list[BrowserContext] = []
 

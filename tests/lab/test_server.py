@@ -30,7 +30,8 @@ from capsnet.errors import UserError
 from capsnet.io import checkpoint
 from capsnet.lab import protocol
 from capsnet.lab.hand import SEED, SPREAD, by_hand, offers
-from capsnet.lab.security import CSP, Guard
+from capsnet.lab.policy import SERVED
+from capsnet.lab.security import Guard
 from capsnet.models.capsnet import CapsNet
 from capsnet.nn.functional import lengths
 from capsnet.routing.base import ALL, ROUTINGS, Parents, Routed, Routing, Sizes
@@ -68,7 +69,7 @@ def refused(lab: Running, path: str, body: bytes | None = None, **headers: str) 
     """Status and sentence of a rejection, which is always JSON with one sentence and the security headers."""
     status, answer, response = lab.ask(path, body, {name.replace("_", "-"): value for name, value in headers.items()})
     assert status >= 400
-    assert response.headers["content-security-policy"] == CSP
+    assert response.headers["content-security-policy"] == SERVED
     found = json.loads(answer)
     assert list(found) == ["detail"]
     assert isinstance(found["detail"], str)
@@ -414,8 +415,8 @@ def test_the_page_and_its_files_are_served_with_their_types(lab: Running) -> Non
 def test_every_answer_has_the_security_headers(lab: Running) -> None:
     for path in ("/", "/api/health", "/static/js/main.js", "/nothing"):
         _, _, response = lab.ask(path)
-        assert response.headers["content-security-policy"] == CSP
-        assert "unsafe" not in CSP
+        assert response.headers["content-security-policy"] == SERVED
+        assert "unsafe" not in SERVED
         assert response.headers["x-content-type-options"] == "nosniff"
         assert response.headers["referrer-policy"] == "no-referrer"
         assert response.headers["cross-origin-opener-policy"] == "same-origin"
@@ -586,7 +587,7 @@ def test_an_internal_error_is_printed_and_not_sent(capsys: pytest.CaptureFixture
     with ThreadPoolExecutor(1) as pool:  # this thread may have an event loop already: the browser tests' one
         pool.submit(lambda: asyncio.run(guard(scope, nothing, keep))).result()
     assert sent[0]["status"] == 500
-    assert (b"content-security-policy", CSP.encode()) in sent[0]["headers"]
+    assert (b"content-security-policy", SERVED.encode()) in sent[0]["headers"]
     assert b"secret" not in sent[1]["body"]
     assert json.loads(sent[1]["body"])["detail"].endswith(".")
     assert "a secret" in capsys.readouterr().err

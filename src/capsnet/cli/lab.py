@@ -9,11 +9,12 @@ import threading
 import webbrowser
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from capsnet.cli.flags import MaybeInt, Switch, parse
+from capsnet.cli.flags import MaybeInt, MaybePath, Switch, parse
 from capsnet.errors import UserError
 from capsnet.notice import say
 
@@ -31,6 +32,7 @@ class Lab:
       capsnet lab runs/demo
       capsnet lab runs/capsules runs/cnn          compare two models
       capsnet lab --no-browser --port 8700
+      capsnet lab --export site/                  a folder for any static host
     """
 
     models: Annotated[Positional[tuple[str, ...]], arg(metavar="MODEL…", help_behavior_hint="")] = ()
@@ -42,11 +44,16 @@ class Lab:
     no_browser: Switch = False
     """Print the address without opening a browser."""
     json: Switch = False
-    """Print {"url": …} as the first line of output."""
+    """Print {"url": …} as the first line of output; with --export, a record of what was written."""
+    export: MaybePath = None
+    """Write the Lab into this folder instead of serving it: the shipped models, or only the given ones, run in the
+    browser, and any static host can serve the folder."""
 
 
 def lab(argv: list[str]) -> int:
     flags = parse(Lab, "lab", argv)
+    if flags.export is not None:
+        return write_site(flags, flags.export)
     if find_spec("fastapi") is None or find_spec("uvicorn") is None:
         raise UserError("the Lab needs FastAPI and uvicorn: pip install 'capsnet[lab]'.")
     listening = listen(flags.host, flags.port)
@@ -56,6 +63,20 @@ def lab(argv: list[str]) -> int:
         pass
     finally:
         listening.close()
+    return 0
+
+
+def write_site(flags: Lab, folder: Path) -> int:
+    """Export the Lab as a static site."""
+    from capsnet.lab.site import export_site
+
+    written = export_site(folder, flags.models)
+    if flags.json:
+        print(json.dumps({"folder": str(folder), "models": list(written.models), "bytes": written.bytes}))
+        return 0
+    count, size = len(written.models), written.bytes / 1e6
+    print(f"The Lab with {count} model{'s' if count > 1 else ''} is in {folder} ({size:.0f} MB).")
+    print(f"Try it with `python -m http.server --bind 127.0.0.1 --directory {folder}`, or upload the folder.")
     return 0
 
 

@@ -148,6 +148,18 @@ def fit(image: Image, channels: int, height: int, width: int) -> Tensor:
     return torch.from_numpy(np.array(image).reshape(height, width, channels)).permute(2, 0, 1).contiguous()
 
 
+def digit_box(shape: tuple[int, int, int], data: str) -> tuple[int, int] | None:
+    """Side of the field and of the box for digits in images (c, h, w) of a dataset; None if it has no digits."""
+    spec = parse(data) if find(data) else None
+    if spec is None or not spec.info.digit_side or spec.info.image_shape is None or spec.labels_per_image is None:
+        return None
+    side = min(shape[1:])
+    if spec.labels_per_image == 2:
+        return side, pair_box(side, spec.options.shift)
+    size = spec.info.digit_side * side // spec.info.image_shape[1]
+    return size, single_box(size)
+
+
 def prepare_for(image: Image, shape: tuple[int, int, int], data: str = "") -> Prepared:
     """An image (c, h, w) for a model that was trained on the dataset `data`.
 
@@ -155,14 +167,10 @@ def prepare_for(image: Image, shape: tuple[int, int, int], data: str = "") -> Pr
     image is resized.
     """
     channels, height, width = shape
-    spec = parse(data) if find(data) else None
-    if spec is None or not spec.info.digit_side or spec.info.image_shape is None or spec.labels_per_image is None:
+    digit = digit_box(shape, data)
+    if digit is None:
         return Prepared(fit(image, channels, height, width), RESIZED)
-    side = min(height, width)
-    if spec.labels_per_image == 2:
-        prepared = prepare_pair(image, side, spec.options.shift)
-    else:
-        prepared = prepare_like_mnist(image, spec.info.digit_side * side // spec.info.image_shape[1])
+    prepared = _prepare(image, *digit)
     side = prepared.image.shape[1]
     if (channels, height, width) == prepared.image.shape:
         return prepared
@@ -171,22 +179,29 @@ def prepare_for(image: Image, shape: tuple[int, int, int], data: str = "") -> Pr
     return Prepared(padded, f"{prepared.note.rstrip('.')}, padded to {height}×{width}.")
 
 
+def single_box(size: int) -> int:
+    """The longer side of one digit: 20 of 28 pixels."""
+    return round(size * 20 / 28)
+
+
+def pair_box(size: int, shift: int) -> int:
+    """The longer side of a box around two digits, that of an average pair: 20 + 0.8 × the largest shift."""
+    return min(size, round(20 + 0.8 * shift))
+
+
 def prepare_like_mnist(image: Image, size: int = 28) -> Prepared:
     """Preprocess a digit as MNIST was: find the ink, scale it into 20/28 of the side and centre it by mass."""
-    if size < 7:
-        raise UserError(f"size should be at least 7 pixels, not {size}.")
-    return _prepare(image, size, round(size * 20 / 28))
+    return _prepare(image, size, single_box(size))
 
 
 def prepare_pair(image: Image, size: int = 36, shift: int = 4) -> Prepared:
-    """Preprocess two overlapping digits as MultiMNIST is made: one box around both, centred by mass in size×size.
-
-    The longer side of the box is that of an average pair of digits of 20 pixels: 20 + 0.8 × the largest shift.
-    """
-    return _prepare(image, size, min(size, round(20 + 0.8 * shift)))
+    """Preprocess two overlapping digits as MultiMNIST is made: one box around both, centred by mass in size×size."""
+    return _prepare(image, size, pair_box(size, shift))
 
 
 def _prepare(image: Image, size: int, box: int) -> Prepared:
+    if size < 7:
+        raise UserError(f"size should be at least 7 pixels, not {size}.")
     ink, steps = find_ink(_grey(image))
     ink = _crop(ink, box)
     steps.append(f"cropped to {ink.shape[1]}×{ink.shape[0]}")

@@ -149,16 +149,22 @@ def convert(program: torch.export.ExportedProgram, outputs: list[str]) -> Any:
 
 
 def tidy(proto: Any) -> None:
-    """Name the batch dimension and remove the notes of the exporter, which contain paths of this machine."""
+    """Name the batch dimension and remove the notes of the exporter."""
     graph = proto.graph
     symbol = graph.input[0].type.tensor_type.shape.dim[0].dim_param
-    proto.producer_name, proto.producer_version = "capsnet", __version__
-    for part in (proto, graph, *graph.input, *graph.output, *graph.value_info, *graph.node, *graph.initializer):
-        del part.metadata_props[:]
+    remove_notes(proto)
     for value in (*graph.input, *graph.output, *graph.value_info):
         for dim in value.type.tensor_type.shape.dim:
             if dim.dim_param == symbol:
                 dim.dim_param = "b"
+
+
+def remove_notes(proto: Any) -> None:
+    """Remove what the exporter adds for debugging, which contains paths of this machine."""
+    graph = proto.graph
+    proto.producer_name, proto.producer_version = "capsnet", __version__
+    for part in (proto, graph, *graph.input, *graph.output, *graph.value_info, *graph.node, *graph.initializer):
+        del part.metadata_props[:]
 
 
 @contextmanager

@@ -130,8 +130,8 @@ class Shelf:
         self._loaded: OrderedDict[str, Model] = OrderedDict()
         for name in zoo.names():
             self._add_shipped(name)
-        given = [self._add_given(model) for model in models]
-        self.default = given[0] if given else self._favourite()
+        self.given = [self._add_given(model) for model in models]
+        self.default = self.given[0] if self.given else self._favourite()
 
     def _add_shipped(self, name: str) -> None:
         try:

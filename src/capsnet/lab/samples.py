@@ -125,11 +125,10 @@ class Digits:
         with self.lock:
             count = self._counts.get(entry.name)
             if count is None:
-                known = entry.card.mistakes if entry.card else None
-                recorded = known is not None and entry.data == test.name and entry.image_shape == test.image_shape
-                count = Count(list(known or ()), 1.0) if recorded else Count()
+                known = recorded_mistakes(entry, test)
+                count = Count() if known is None else Count(known, 1.0)
                 self._counts[entry.name] = count
-                if not recorded:
+                if known is None:
                     threading.Thread(target=self._count, args=(entry, test, count), daemon=True).start()
         return count
 
@@ -146,6 +145,13 @@ class Digits:
         finally:
             if count.progress < 1:
                 self._counts.pop(entry.name, None)  # the next request starts again
+
+
+def recorded_mistakes(entry: Entry, test: data.Dataset) -> list[int] | None:
+    """The mistakes on the model's card; None if there is no card or it refers to other images."""
+    known = entry.card.mistakes if entry.card else None
+    same = entry.data == test.name and entry.image_shape == test.image_shape
+    return list(known) if known is not None and same else None
 
 
 @torch.inference_mode()

@@ -19,6 +19,7 @@ from capsnet.routing.base import Trace
 
 if TYPE_CHECKING:
     from capsnet.data.examples import Batch
+    from capsnet.nn.layers import DenseCaps
 
 PRESENT = 0.5  # the activation from which a class counts as present, where an image may have several
 
@@ -50,6 +51,13 @@ class Losses(NamedTuple):
     classification: Tensor  # margin, spread or cross-entropy loss
     reconstruction: Tensor
     teacher: Tensor | None = None
+
+
+class Divided(NamedTuple):
+    """A network cut where routing begins, for programs that route by themselves: the Lab without a server does."""
+
+    primary: Callable[[Tensor], tuple[Tensor, ...]]  # images → the primary capsules (b, i, p) of each branch
+    branches: tuple[tuple[DenseCaps, ...], ...]  # the capsule layers after it
 
 
 class Model(nn.Module):
@@ -128,6 +136,10 @@ class Model(nn.Module):
     def shown(self) -> dict[str, Any]:
         """What the Lab can show of this model in addition to its activations."""
         return {"capsules": False, "has_decoder": self.decoder is not None}
+
+    def divided(self) -> Divided | None:
+        """The network up to its primary capsules, and its capsule layers; None if it has no such parts."""
+        return None
 
     def by_class(self, name: str, tensor: Tensor) -> Tensor | None:
         """A view of a tensor of the state dict with the classes as its first axis; None if it has no such axis."""

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from capsnet.errors import UserError
-from capsnet.models.base import Model, Output
+from capsnet.models.base import Divided, Model, Output
 from capsnet.models.capsnet import CapsNet, build_decoder
 from capsnet.models.config import CapsNetConfig, LossConfig
 from capsnet.models.registry import register
@@ -137,6 +137,15 @@ class BranchedCapsNet(CapsNet):
 
     def stages(self, images: Tensor, targets: Tensor) -> dict[str, Callable[[], object]]:
         return Model.stages(self, images, targets)
+
+    def divided(self) -> Divided | None:
+        parts = [part for branch in self.branches if isinstance(branch, CapsNet) and (part := branch.divided())]
+
+        def primary(images: Tensor) -> tuple[Tensor, ...]:
+            features = self.trunk(images)
+            return tuple(capsules for part in parts for capsules in part.primary(features))
+
+        return Divided(primary, tuple(layers for part in parts for layers in part.branches))
 
     def describe_stem(self) -> list[str]:
         stem = describe_stem(self.config, self.trunk)

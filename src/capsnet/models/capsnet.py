@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from capsnet.kernels import dispatch
-from capsnet.models.base import Model, Output, describe_image
+from capsnet.models.base import Divided, Model, Output, describe_image
 from capsnet.models.config import CapsNetConfig
 from capsnet.models.registry import register
 from capsnet.models.stem import (
@@ -187,6 +187,10 @@ class CapsNet(Model):
             "decoder": list(c.decoder),
             "receptive": receptive_field(c, self.grid),
         }
+
+    def divided(self) -> Divided | None:
+        layers = tuple(layer for layer in self.caps if isinstance(layer, DenseCaps))
+        return Divided(lambda images: (self.primary_capsules(images),), (layers,))
 
     def by_class(self, name: str, tensor: Tensor) -> Tensor | None:
         last = f"caps.{len(self.caps) - 1}"
