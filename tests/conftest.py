@@ -47,11 +47,12 @@ def digits() -> data.Dataset:
 
 @pytest.fixture
 def forget_plugins(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What a test loads or registers is unknown again after it."""
+    """What a test loads or registers is unknown again after it; what was known before it stays."""
+    registries: list[Registry[Any]] = [ROUTINGS, MODELS, DATASETS]
+    known = [set(registry._origins) for registry in registries]
     monkeypatch.setattr(plugins, "_loaded", {})
     monkeypatch.setattr(plugins, "_warned", set())
     yield
-    registries: list[Registry[Any]] = [ROUTINGS, MODELS, DATASETS]
-    for registry in registries:
-        for name in [name for name, origin in registry._origins.items() if origin != BUILT_IN]:
+    for registry, before in zip(registries, known, strict=True):
+        for name in [name for name, origin in registry._origins.items() if origin != BUILT_IN and name not in before]:
             del registry._entries[name], registry._origins[name]

@@ -463,7 +463,7 @@ def test_only_one_training_at_a_time_has_a_folder(toys: Splits, tmp_path: Path) 
     run = loop.start(toy_config(epochs=1), tmp_path / "run")
     part = tmp_path / "run/.state.safetensors.x.part"
     part.write_text("being written")
-    with pytest.raises(UserError, match=r"another process is training in .*: wait until it ends\.$"):
+    with pytest.raises(UserError, match=r"another process is using .*: wait until it ends\.$"):
         loop.resume(tmp_path / "run")
     assert part.exists()
     part.unlink()

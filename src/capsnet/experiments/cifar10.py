@@ -143,7 +143,7 @@ def compared(group: Sequence[Record], linear: Sequence[Record]) -> str:
 
 def cost(groups: Any, linear: Sequence[Record]) -> str:
     """What the capsules cost in time and parameters, from the cheapest to the most expensive head."""
-    base = statistics.median(values(linear, "seconds_per_step"))
+    base = max(statistics.median(values(linear, "seconds_per_step")), 1e-9)  # a smoke may take no time
     ratios = [statistics.median(values(group, "seconds_per_step")) / base for group in groups]
     more = [r.made["parameters"] / linear[0].made["parameters"] - 1 for group in groups for r in group[:1]]
     return (

@@ -137,13 +137,13 @@ def conduct(ablation: Ablation, show: Show | None = None) -> Conducted:
             show.set_aside(moved)
         rows = ablation.all_rows()
         left = [row for row in rows if not is_done(found.find(row.name), row)]
-        if other := next((row.name for row in left if found.find(row.name)), None):
-            raise UserError(f"{found.path} has {other} with other settings than these: choose another --name.")
         if any(record.more.get(part, there) != there for record in found.rows for part, there in rests_on.items()):
             raise UserError(
                 f"{found.path} was trained before the images, or the model given as --init or --teacher, changed: "
                 f"choose another --name."
             )
+        if other := next((row.name for row in left if found.find(row.name)), None):
+            raise UserError(f"{found.path} has {other} with other settings than these: choose another --name.")
         show.planned(rows, left, None)
         failed = train_all(ablation, left, found, rests_on, show)
     names = {row.name for row in rows}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import statistics
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from capsnet import plugins
 from capsnet.bench import megabytes_of, peak_megabytes
@@ -19,6 +19,9 @@ from capsnet.experiments.core.plan import Budget, Experiment, Record, Row, check
 from capsnet.kernels.allocator import keep_memory
 from capsnet.report.tables import Table, whole
 from capsnet.timing import alternate
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 REPEATS = 7
 RATE = 0.003  # a step costs the same with any
@@ -54,6 +57,19 @@ class Costs(Experiment):
             for routing, cost in record.outcome.items()
         ]
         return Table(["data", "routing", "ms per step", "peak memory, MB"], lines)
+
+    def pictures(self, records: Sequence[Record]) -> dict[str, Figure]:
+        from capsnet.report import figures
+
+        panels = {
+            record.shown["data"]: [
+                figures.Bar(name, 1000 * cost["seconds_per_step"], figures.BLUE)
+                for name, cost in record.outcome.items()
+            ]
+            for record in records
+        }
+        note = "A training step of 128 images on this machine; the algorithms took turns in one process."
+        return {"arena-cost": figures.bars(self.title, note, panels, "ms per step", decimals=0)}
 
 
 def step_of(task: Task, algorithm: str, budget: Budget) -> Callable[[], None]:
