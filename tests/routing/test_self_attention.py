@@ -15,7 +15,7 @@ from capsnet.kernels import dispatch
 from capsnet.kernels import routing as kernel
 from capsnet.nn.functional import lengths, squash
 from capsnet.nn.layers import DenseCaps
-from capsnet.routing.base import ALL
+from capsnet.routing.base import ALL, Trace
 from capsnet.routing.self_attention import SelfAttentionRouting, squash_exp
 from literal import (
     PATHS,
@@ -185,3 +185,26 @@ def test_ours_and_the_equations_without_a_mistake_pass() -> None:
 def test_a_mistake_in_the_equations_is_noticed(wrong: Attend) -> None:
     with pytest.raises(AssertionError):
         guard_attention_is_the_papers(wrong)
+
+
+@pytest.mark.parametrize("lower", [16, 1152])
+def test_a_new_layer_is_neither_decided_nor_saturated(lower: int) -> None:
+    trace = trace_of_a_new_layer(lower)
+    assert trace.couplings.max() < 0.5
+    assert trace.activations.max() < 0.9
+
+
+def test_sixteen_capsules_with_the_scale_of_other_layers_would_be_both() -> None:
+    trace = trace_of_a_new_layer(16, std=0.8)
+    assert trace.couplings.max() > 0.99
+    assert trace.activations.max() > 0.999
+
+
+def trace_of_a_new_layer(lower: int, std: float | None = None) -> Trace:
+    torch.manual_seed(0)
+    layer, u = DenseCaps(lower, 8, 10, 16, routing="self-attention"), squash_exp(2 * torch.randn(32, lower, 8))
+    if std:
+        torch.nn.init.normal_(layer.weight, std=std)
+    trace = layer.route(u, trace=True).trace
+    assert trace is not None
+    return trace

@@ -53,6 +53,11 @@ class SelfAttentionRouting(Routing):
         if self.beta is not None:
             nn.init.zeros_(self.beta)
 
+    def initial_std(self) -> float | None:
+        """As in the authors' code (He et al. 2015 over all of W); larger votes saturate couplings and lengths."""
+        sizes = self.sizes
+        return None if sizes is None else math.sqrt(2 / (sizes.types * sizes.upper * sizes.lower_dim))
+
     def by_class(self, name: str, tensor: Tensor) -> Tensor | None:
         return tensor.transpose(0, 1) if name == "beta" else None
 

@@ -87,7 +87,7 @@ def efficient() -> Config:
     from capsnet.models.efficient import EfficientConfig  # here, because it imports torch
 
     return Config(
-        validation=0, epochs=15, optimizer="adamw", lr=0.004, schedule="one-cycle", weight_decay=0.01,
+        validation=0, epochs=15, optimizer="adamw", lr=0.002, schedule="one-cycle", weight_decay=0.01,
         precision="bf16", model=EfficientConfig(),
         augment=Augment(shift=2, rotate=12, scale=0.12, shear=0.15, share=0.5, until=0.85),
     )  # fmt: skip
