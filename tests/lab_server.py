@@ -10,17 +10,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import torch
 
+from capsnet import plugins
 from capsnet.io import checkpoint
 from capsnet.io.records import Certificate
 from capsnet.models.branched import BranchedConfig
 from capsnet.models.config import CapsNetConfig, CNNConfig, ModelConfig
 from capsnet.models.registry import MODELS, build
-from capsnet.plugins import load_plugin
-from capsnet.routing.base import options_for
+from capsnet.registry import Registry
+from capsnet.routing.base import ROUTINGS, options_for
 from capsnet.routing.options import DynamicOptions
 
 
@@ -106,19 +108,36 @@ BRANCHED = {
 PLUGIN = Path(__file__).with_name("lab_plugin.py")
 
 
+@contextmanager
+def known_plugin() -> Iterator[None]:
+    """What PLUGIN registers is known inside, and to no other test."""
+    plugins._loaded.pop(PLUGIN.resolve(), None)
+    plugins.load_plugin(PLUGIN)
+    try:
+        yield
+    finally:
+        plugins._loaded.pop(PLUGIN.resolve(), None)
+        registries: list[Registry[Any]] = [ROUTINGS, MODELS]
+        for registry in registries:
+            for name in [name for name, origin in registry._origins.items() if origin == PLUGIN.name]:
+                del registry._entries[name], registry._origins[name]
+
+
 def write_models(folder: Path) -> list[str]:
     """One model of every kind that the page must handle; the last two need PLUGIN."""
-    load_plugin(PLUGIN)
-    return [
-        write_model(folder / "no-decoder", CapsNetConfig(**SMALL, decoder=())),
-        write_model(folder / "small-cnn", CNNConfig(channels=(4,), kernels=(5,), pool=(4,), hidden=(8,))),
-        write_model(
-            folder / "leaky", CapsNetConfig(**SMALL, routing=DynamicOptions(leaky=True), class_dim=1, decoder=(8,))
-        ),
-        write_model(folder / "deep", CapsNetConfig(**SMALL, hidden_caps=((6, 5),), decoder=(8,))),
-        write_model(folder / "branched", BranchedConfig(**BRANCHED, decoder=(8,))),
-        write_model(folder / "two-digits", CapsNetConfig((1, 36, 36), **SMALL, decoder=(8,)), "multimnist", True),
-        write_model(folder / "colour", CapsNetConfig((3, 32, 32), 3, **SMALL, decoder=(8,)), "folder:/secret/place"),
-        write_model(folder / "gated", CapsNetConfig(**SMALL, routing=options_for("gates"), decoder=(8,))),
-        write_model(folder / "linear", MODELS.get("linear").Config()),
-    ]
+    with known_plugin():
+        return [
+            write_model(folder / "no-decoder", CapsNetConfig(**SMALL, decoder=())),
+            write_model(folder / "small-cnn", CNNConfig(channels=(4,), kernels=(5,), pool=(4,), hidden=(8,))),
+            write_model(
+                folder / "leaky", CapsNetConfig(**SMALL, routing=DynamicOptions(leaky=True), class_dim=1, decoder=(8,))
+            ),
+            write_model(folder / "deep", CapsNetConfig(**SMALL, hidden_caps=((6, 5),), decoder=(8,))),
+            write_model(folder / "branched", BranchedConfig(**BRANCHED, decoder=(8,))),
+            write_model(folder / "two-digits", CapsNetConfig((1, 36, 36), **SMALL, decoder=(8,)), "multimnist", True),
+            write_model(
+                folder / "colour", CapsNetConfig((3, 32, 32), 3, **SMALL, decoder=(8,)), "folder:/secret/place"
+            ),
+            write_model(folder / "gated", CapsNetConfig(**SMALL, routing=options_for("gates"), decoder=(8,))),
+            write_model(folder / "linear", MODELS.get("linear").Config()),
+        ]
