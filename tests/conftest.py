@@ -47,12 +47,19 @@ def digits() -> data.Dataset:
 
 @pytest.fixture
 def forget_plugins(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What a test loads or registers is unknown again after it; what was known before it stays."""
-    registries: list[Registry[Any]] = [ROUTINGS, MODELS, DATASETS]
-    known = [set(registry._origins) for registry in registries]
+    """A test meets nothing that another has loaded or registered, and leaves nothing behind."""
     monkeypatch.setattr(plugins, "_loaded", {})
     monkeypatch.setattr(plugins, "_warned", set())
+    registries: list[Registry[Any]] = [ROUTINGS, MODELS, DATASETS]
+    hidden = [take_plugins(registry) for registry in registries]
     yield
-    for registry, before in zip(registries, known, strict=True):
-        for name in [name for name, origin in registry._origins.items() if origin != BUILT_IN and name not in before]:
-            del registry._entries[name], registry._origins[name]
+    for registry, (entries, origins) in zip(registries, hidden, strict=True):
+        take_plugins(registry)
+        registry._entries |= entries
+        registry._origins |= origins
+
+
+def take_plugins(registry: Registry[Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Remove and return what is not built in."""
+    names = [name for name, origin in registry._origins.items() if origin != BUILT_IN]
+    return {name: registry._entries.pop(name) for name in names}, {name: registry._origins.pop(name) for name in names}

@@ -607,6 +607,16 @@ def choose_by_hand(page: Page, name: str) -> None:
     expect(page.locator("#view-hand .legends")).to_contain_text(f"{name}, ")
 
 
+def couplings_once_drawn(page: Page, wanted: np.ndarray) -> np.ndarray:
+    """The couplings of the page; it may still be drawing the last choice."""
+    for _ in range(50):
+        shown = np.array([float(value.replace("−", "-")) for value in couplings(page)])
+        if shown.shape == wanted.shape and np.allclose(shown, wanted, atol=6e-4):
+            break
+        page.wait_for_timeout(100)
+    return shown
+
+
 def test_by_hand_every_algorithm_routes_the_same_votes(page: Page) -> None:
     page.locator("#hand").click()
     votes = page.evaluate("() => lab.state.hand.votes")
@@ -614,8 +624,8 @@ def test_by_hand_every_algorithm_routes_the_same_votes(page: Page) -> None:
     for name in page.evaluate("() => lab.routings.map(({ name }) => name)"):
         choose_by_hand(page, name)
         trace = by_hand(votes, name, {})
-        shown = np.array([float(value.replace("−", "-")) for value in couplings(page)])
-        np.testing.assert_allclose(shown, np.array(trace["couplings"][-1]).T.flatten(), atol=6e-4)
+        wanted = np.array(trace["couplings"][-1]).T.flatten()
+        np.testing.assert_allclose(couplings_once_drawn(page, wanted), wanted, atol=6e-4)
         caption = page.locator("#view-hand figcaption").first.inner_text()
         assert f"{trace['activations'][-1][0]:.2f}" in caption
         assert page.locator("#hand-routing").input_value() == name

@@ -20,6 +20,8 @@ from capsnet.registry import BUILT_IN
 from capsnet.routing.base import ROUTINGS, options_for
 from capsnet.train import loop
 
+pytestmark = pytest.mark.usefixtures("forget_plugins")
+
 
 def record(routing: str, seed: int, error: float, data: str = "MNIST") -> Record:
     outcome = {"error_percent": error}

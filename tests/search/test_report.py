@@ -22,7 +22,10 @@ from capsnet.train.presets import get_preset
 from capsnet.train.records import from_dict
 
 Searched = Callable[..., optuna.Study]
-pytestmark = pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning"),
+    pytest.mark.usefixtures("forget_plugins"),
+]
 
 
 def row(number: int, seconds: float, error: float, state: str = "complete") -> dict[str, Any]:

@@ -161,7 +161,7 @@ def test_the_flags_lead_back_to_the_same_config(name: str) -> None:
 
 
 @pytest.fixture
-def sharp() -> str:
+def sharp(forget_plugins: None) -> str:
     """Another routing algorithm, with an option of its own."""
 
     @dataclass(frozen=True)
