@@ -48,6 +48,8 @@ ROOT = Path(__file__).parent.parent.parent
 NAMES = [name for name in experiments.EXPERIMENTS if name != "parts"]  # which has a test file of its own
 Ran = Callable[[str], Results]
 
+pytestmark = pytest.mark.usefixtures("forget_plugins")
+
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
