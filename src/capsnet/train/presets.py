@@ -111,8 +111,7 @@ def matrix() -> Config:
 @preset
 def cifar10() -> Config:
     """Capsules on a residual stem for CIFAR-10: 2,441,040 parameters, 155 million multiply-adds per image, averaged
-    weights, flips, shifts of up to 4 px and erased squares of 8 px, for 32 epochs of 391 steps. A step of 128 images
-    takes about 0.9 seconds of one core, so that a training takes about 2 hours on two.
+    weights, flips, shifts of up to 4 px and erased squares of 8 px, for 32 epochs of 391 steps.
 
     `capsnet train --preset cifar10`
     """

@@ -68,7 +68,11 @@ def conduct(
     experiment.prepare(place, check_budget(budget))
     rows = [row for row in plan(experiment, check_budget(budget), seeds) if row.name.startswith(only)]
     if not rows:
-        raise UserError(f"{experiment.name} has no row that starts with '{only}' at the budget {budget}.")
+        some = plan(experiment, check_budget(budget), seeds)[0].name
+        raise UserError(
+            f"{experiment.name} has no row that starts with '{only}' at the budget {budget}: its rows have names such "
+            f"as {some}."
+        )
     results, kept = opened(place.file(experiment.name, budget), experiment.name, budget)
     if kept:
         show.set_aside(kept)
