@@ -13,10 +13,10 @@ const LARGE = 90; // pixels; from here on a card waits for the pointer to rest
 export const CARDS = {
   u: { symbol: ["u", "i"], title: "Primary capsule", equation: "section 4",
     sentence: "A small vector for one position in the image. " +
-      "Its direction describes a part, its length how likely the part is present.",
+      "Its direction describes a part; its length is the probability that the part is present.",
     value: ({ result }) => result?.primary && result.primary.shape.join(" capsules of ") + " dimensions" },
   W: { symbol: ["W", "ij"], title: "Transformation matrix", equation: "Eq. 2",
-    sentence: "A learned matrix that turns the pose of a part into a vote for the pose of the whole.",
+    sentence: "A learnt matrix that turns the pose of a part into a vote for the pose of the whole.",
     value: (lab) => matrices(lab) },
   u_hat: { symbol: ["û", "j|i"], title: "Vote", equation: "Eq. 2",
     sentence: "What capsule i predicts for class capsule j: û = W u.",
@@ -31,23 +31,23 @@ export const CARDS = {
     other: "How strongly capsule i is coupled to class j.",
     value: (lab) => coupling(lab) },
   s: { symbol: ["s", "j"], title: "Weighted sum of the votes", equation: "Eq. 2",
-    sentence: "All votes for class j, each times its coupling coefficient, plus a learned bias if the network has one. " +
-      "Votes that agree add up, others cancel.",
+    sentence: "The sum of the votes for class j, weighted by their coupling coefficients, plus a bias if the network has one. " +
+      "Votes that agree add up; the others cancel out.",
     value: (lab) => before(lab) },
   v: { symbol: ["v", "j"], title: "Class capsule", equation: "Eq. 1",
-    sentence: "The squashed sum. Its length is the probability that the class is present, its direction is the pose.",
+    sentence: "The squashed sum. Its length is the probability that the class is present; its direction is the pose.",
     other: "The pose of the class.",
     value: (lab) => lab.result?.poses && `${lab.result.poses.shape[1]} pose dimensions` },
   length: { symbol: ["‖v", "j"], after: "‖", title: "Length", equation: "Eq. 1",
-    sentence: "How likely the class is present, from 0 to 1. " +
-      "Several classes can be long at once: the lengths need not sum to 1.",
-    other: "How likely the class is present, from 0 to 1. Several classes can be active at once.",
+    sentence: "The probability that the class is present, from 0 to 1. " +
+      "Several class capsules can be long at once: their lengths need not sum to 1.",
+    other: "The probability that the class is present, from 0 to 1. Several classes can be active at once.",
     value: (lab) => lab.result && `${lab.model.classes[lab.selected()]}: ${activationOf(lab)}` },
   activation: { symbol: ["a", "j"], title: "Activation", equation: "",
-    sentence: "How likely the class is present, from 0 to 1. Several classes can be active at once.",
+    sentence: "The probability that the class is present, from 0 to 1. Several classes can be active at once.",
     value: (lab) => lab.result && `${lab.model.classes[lab.selected()]}: ${activationOf(lab)}` },
   probability: { symbol: ["p", "j"], title: "Probability", equation: "",
-    sentence: "The output of a model without capsules. Over the classes the probabilities sum to 1, " +
+    sentence: "The output of a model without capsules. The probabilities of all classes sum to 1, " +
       "unless the model is multi-label.",
     value: (lab) => lab.result && `${lab.model.classes[lab.selected()]}: ${activationOf(lab)}` },
   variance: { symbol: ["σ", "j"], title: "Standard deviation", equation: "",
@@ -60,10 +60,10 @@ export const CARDS = {
     sentence: "Training lengthens the correct class while it is shorter than 0.9 " +
       "and shortens every other class while it is longer than 0.1." },
   pose: { symbol: ["v", "j, d"], title: "Pose dimension", equation: "section 5.1, Fig. 4",
-    sentence: "One number of the class capsule. Move it to see what it stands for: thickness, slant, a tail. " +
-      "The shaded band is the range of the paper, ±0.25." },
+    sentence: "One number of the class capsule. Move it to see what it represents, such as stroke thickness or slant. " +
+      "The shaded band is the range used in the paper, ±0.25." },
   t: { symbol: ["t", ""], title: "Routing iteration", equation: "Procedure 1, line 3",
-    sentence: "In the first iteration every class gets the same share; each further one adds the agreement.",
+    sentence: "In the first iteration every class gets the same share; every later one adds the agreement.",
     other: "One step of the routing algorithm.",
     value: (lab) => lab.result?.couplings && `${lab.state.routing.t + 1} of ${lab.result.couplings.shape[0]}` },
   "coupling-map": { symbol: ["c", "ij"], after: " ‖û‖", title: "Evidence for the class", equation: "Eq. 2",
@@ -74,7 +74,7 @@ export const CARDS = {
       "The size of a dot is coupling coefficient times length, the dashed ellipse is the spread of the votes, " +
       "the arrow is the class capsule." },
   entropy: { symbol: ["H(c", "i"], after: ")", title: "Entropy of the couplings", equation: "Eq. 3",
-    sentence: "1 if a capsule sends the same share to all classes, 0 if it sends everything to one. Mean over all capsules.",
+    sentence: "1 if a capsule sends the same share to all classes, 0 if it sends everything to one. Averaged over all capsules.",
     value: (lab) => at(lab, lab.result?.entropy) },
   agreement: { symbol: ["cos(û, v", "j"], after: ")", title: "Agreement", equation: "Procedure 1, line 7",
     sentence: "Cosine between the votes and the class capsule, averaged with the couplings as weights.",
@@ -91,7 +91,7 @@ export const CARDS = {
     sentence: "Where the reconstruction is brighter or darker than the input. " +
       "The sum of its squares is the reconstruction loss." },
   parameters: { symbol: ["θ", ""], title: "Parameters", equation: "section 5",
-    sentence: "The number of learned weights." },
+    sentence: "The number of learnt weights." },
 };
 
 /** Symbols as buttons beside the headings: a legend of the paper's notation, reachable by keyboard. */
@@ -174,7 +174,7 @@ function ofPaper({ model }) {
   return !model?.routing || model.routing.name === "dynamic";
 }
 
-/** The algorithm that an element is about: that of the model, or the one chosen in the view by hand. */
+/** The algorithm that an element is about: that of the model, or the one chosen in the by-hand view. */
 function algorithm(element, { model, routings, state }) {
   return element.closest("#view-hand") ? routings.find(({ name }) => name === state.hand.routing) : model?.routing;
 }
@@ -219,7 +219,7 @@ function fill(card, element, lab) {
   card.name = name;
   say(card.title, name === "c" && !paper ? upper(routing.couplings) : title);
   const own = element.dataset.said ?? element.dataset.value ?? element.getAttribute("aria-valuenow");
-  // The view by hand shows its own numbers; those of the network would differ
+  // The by-hand view shows its own numbers; those of the network would differ
   const found = own ?? (element.closest("#view-hand") ? "" : value?.(lab)) ?? "";
   say(card.value, found || "");
   card.value.hidden = !found;

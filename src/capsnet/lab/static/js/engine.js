@@ -7,7 +7,7 @@
  *   decoder(name)                                → frame                   weights, for decoder.js
  *   digits({model, label, only, random, after})  → {index, count, state}   which test image comes next
  *   digit(index, model), photo(file, model)      → frame                   pixels
- *   routings(), hand(votes, routing, options)    → the view by hand
+ *   routings(), hand(votes, routing, options)    → the by-hand view
  *   greet(), check()                             whether the computing side is still the same
  *
  * A frame is {header, name: Float32Array with .shape, …}. A promise is rejected with a `Refusal` (a sentence for the user)

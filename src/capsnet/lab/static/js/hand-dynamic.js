@@ -1,4 +1,4 @@
-// Dynamic routing for the view by hand: the lines of Procedure 1, in which order they run, which numbers are known at each
+// Dynamic routing for the by-hand view: the lines of Procedure 1, in which order they run, which numbers are known at each
 // of them, and a sentence about it. hand.js draws what an algorithm describes like this.
 
 import { number } from "./elements.js";
@@ -50,7 +50,7 @@ function explain({ logits, couplings, sums, outputs, activations, agreement }, v
     const powers = b.map((value) => `e^${number(value)}`);
     const sum = [...powers, ...(leaky ? ["1"] : [])].join(" + ");
     return `c${oneOne} = ${powers[0]} / (${sum}) = ${number(c[0][0], 3)}.  ` +
-      (leaky ? "What a row of c lacks of one is lost: the capsule may fit none." : "Each row of c sums to one.");
+      (leaky ? "Leaky: the rest of each row of c, up to one, goes to no upper capsule." : "Each row of c sums to one.");
   }
   if (line === 5) {
     const terms = votes.map((row, i) => `${number(c[i][0])}·${vector(row[0])}`);

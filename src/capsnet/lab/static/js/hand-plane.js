@@ -1,4 +1,4 @@
-// The plane of one upper capsule in the view by hand: an arrow for each vote with a handle to drag it, the output and,
+// The plane of one upper capsule in the by-hand view: an arrow for each vote with a handle to drag it, the output and,
 // where an algorithm fits Gaussians, their spread.
 
 import { number, say, set, html, svg } from "./elements.js";

@@ -1,4 +1,4 @@
-// Any routing algorithm in the view by hand, step by step through its trace: which numbers are known at each step, and a
+// Any routing algorithm in the by-hand view, step by step through its trace: which numbers are known at each step, and a
 // sentence about it. hand-dynamic.js has the same form for the lines of Procedure 1.
 
 import { number } from "./elements.js";
@@ -40,5 +40,5 @@ function explain({ learnt }, activations, last) {
   const equal = activations.every((value) => Math.abs(value - activations[best]) < 0.005);
   const said = equal ? `All upper capsules are equally active (${number(activations[best])}).`
     : `Upper capsule ${best + 1} is the most active (${number(activations[best])})${last ? "." : " so far."}`;
-  return learnt ? `${said} Its parameters are those of an untrained network.` : said;
+  return learnt ? `${said} The algorithm has the parameters of an untrained network.` : said;
 }

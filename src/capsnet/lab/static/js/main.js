@@ -33,7 +33,7 @@ class Lab {
   constructor() {
     this.state = sanitise(DEFAULTS);
     this.models = [];
-    this.routings = []; // the algorithms of the view by hand
+    this.routings = []; // the algorithms of the by-hand view
     this.model = null;
     this.result = null; // the last answer of this model
     this.input = null; // Float32Array (c·h·w)

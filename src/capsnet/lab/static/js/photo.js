@@ -24,7 +24,7 @@ export async function prepare(file, shape, digit) {
 async function decoded(file) {
   const start = new Uint8Array(await file.slice(0, 4).arrayBuffer());
   if (!Object.values(FORMATS).some((magic) => magic.every((byte, k) => start[k] === byte))) {
-    throw new Refusal("the image is in another format: use PNG, JPEG, WebP, GIF or BMP.");
+    throw new Refusal("the image format is not supported: use PNG, JPEG, WebP, GIF or BMP.");
   }
   const bitmap = await createImageBitmap(file, { colorSpaceConversion: "none" }).catch(() => {
     throw new Refusal("the image is damaged: save it again.");

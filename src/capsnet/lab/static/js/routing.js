@@ -18,7 +18,7 @@ export function mount(root, lab) {
   const view = { root, lab, shown: 0, target: 0, steps: 1, playing: false, result: null };
   view.body = html("div", { class: "routing-body" }, film(view), options(view), buildRibbons(view), buildDetails(view));
   view.missing = html("p", { class: "muted", hidden: true },
-    "This model has no routing: every layer passes its output on with fixed weights, whatever the input.");
+    "This model has no routing: its layers use the same weights for every input.");
   root.append(view.body, view.missing);
   root.addEventListener("keydown", (event) => onKey(view, event));
   lab.on((_, changed) => onFrame(view, changed));

@@ -1,5 +1,5 @@
 /**
- * The routing algorithms of the package in JavaScript, for the Lab without a server: the network view and the view by hand.
+ * The routing algorithms of the package in JavaScript, for the Lab without a server: the network view and the by-hand view.
  *
  * An algorithm is a function (lower, options, parameters) → steps. `lower` holds what the lower capsules say:
  *   votes   û_{j|i} as a flat array (i · j · q), sizes [i, j, q]
@@ -249,7 +249,7 @@ export const ROUTINGS = {
   "self-routing": selfRouting, em, vb,
 };
 
-// ---------------------------------------------------------------- the view by hand
+// ---------------------------------------------------------------- the by-hand view
 
 /** An algorithm on votes (i × j × 2) that somebody has drawn: every number of every step, as nested arrays. */
 export function byHand(votes, name, options, parameters) {
