@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from tables import read, table
 
@@ -45,8 +46,7 @@ def bench(name: str) -> str:
         ["compared", "key", "speed-up"],
         ((what, f"`{key}`", f"{result[key]:.2f}") for key, what in RATIOS.items() if key in result),
     )
-    where = result["certificate"]
-    return f"{result['case']}; {where['cpu']}, {where['machine']}, torch {where['torch']}\n\n{sides}\n{ratios}"
+    return f"{result['case']}; {machine(result)}\n\n{sides}\n{ratios}"
 
 
 def bench_twice() -> str:
@@ -100,6 +100,59 @@ def sweep() -> str:
     return table(["quantity", "value", "plain, s", "fast, s", "ratio", "peak MB"], rows)
 
 
+def routings() -> str:
+    """A training step of the paper's class capsule layer with each routing algorithm."""
+    result = read("bench-routing")
+    rows = [
+        (
+            f"`{row['routing']}`",
+            f"{1e3 * row['plain_seconds']:.0f}",
+            f"{1e3 * row['fast_seconds']:.0f}",
+            f"{row['ratio']:.1f}",
+            f"{row['plain_mb']:,.0f} → {row['fast_mb']:,.0f}",
+            f"{row['share_percent']:.0f} %",
+        )
+        for row in result["routings"]
+    ]
+    columns = ["routing", "plain, ms", "fast, ms", "ratio", "memory, MB", "share of a step"]
+    return f"{machine(result)}\n\n{table(columns, rows)}"
+
+
+def grids() -> str:
+    """A training step of the small matrix capsule network."""
+    result = read("bench-grid")
+    rows = [
+        (f"`{row['routing']}`", f"{row['plain_seconds']:.2f}", f"{row['fast_seconds']:.2f}", f"{row['ratio']:.1f}")
+        for row in result["grids"]
+    ]
+    return f"{machine(result)}\n\n{table(['routing', 'plain, s', 'fast, s', 'ratio'], rows)}"
+
+
+def large() -> str:
+    """A training step on large images, and how its cost grows."""
+    result = read("bench-large")
+    step = result["large"]
+    rows = [
+        (
+            growth["quantity"],
+            ", ".join(f"{value:,}" for value in growth["values"]),
+            ", ".join(f"{cost['seconds']:.2f}" for cost in growth["costs"]),
+            ", ".join(f"{cost['megabytes']:,.0f}" for cost in growth["costs"]),
+            f"{growth['exponent']:.2f}",
+        )
+        for growth in result["growth"]
+    ]
+    return (
+        f"{machine(result)}\n\nThe step takes {step['seconds']:.1f} s and at most {step['megabytes']:,.0f} MB.\n\n"
+        + table(["quantity", "values", "seconds", "peak MB", "exponent of the time"], rows)
+    )
+
+
+def machine(result: dict[str, Any]) -> str:
+    where = result["certificate"]
+    return f"{where['cpu']}, {where['machine']}, torch {where['torch']}"
+
+
 def precision() -> str:
     """Validation errors of short trainings in float32 and bfloat16, per seed."""
     runs = read("precision")
@@ -150,6 +203,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "breakdown": breakdown,
     "presets": presets,
     "sweep": sweep,
+    "routings": routings,
+    "grids": grids,
+    "large": large,
     "precision": precision,
     "between": between,
     "tried": tried,
