@@ -419,3 +419,12 @@ def test_contributions_add_up_to_the_input_of_the_capsule_along_its_direction():
     s_j = torch.einsum("ij,ijq->jq", trace.couplings[-1, 0], trace.votes[0])
     for label in range(4):
         assert float(figures.contributions(trace, 0, label).sum()) == pytest.approx(float(s_j[label].norm()), rel=1e-4)
+
+
+def test_many_panels_wrap_so_that_each_has_room():
+    """In one row, five panels with long labels left nothing for their bars."""
+    bars = [figures.Bar(f"a long label {k}", 3.0 + k, figures.BLUE) for k in range(8)]
+    figure = figures.bars("Five panels", "", {f"panel {k}": bars for k in range(5)})
+    figures.render(figure)
+    assert len(figure.axes) == 5
+    assert min(axes.get_position().width for axes in figure.axes) > 0.15

@@ -23,7 +23,7 @@ from capsnet.report.figures.style import (
     TINY,
     VERMILLION,
     decimal,
-    row_of_panels,
+    rows_of_panels,
     styled,
 )
 
@@ -59,7 +59,7 @@ class Panel(NamedTuple):
 @styled
 def lines(title: str, note: str, panels: Sequence[Panel], height: float = 230, share: bool = False) -> Figure:
     """A row of panels with curves; each curve is named once. `share`: one vertical range for all."""
-    figure, row = row_of_panels(len(panels), height, title, note)
+    figure, row = rows_of_panels(len(panels), height, title, note)
     named: set[str] = set()
     for axes, panel in zip(row, panels, strict=True):
         for line in panel.lines:
@@ -126,10 +126,13 @@ def bars(
 ) -> Figure:
     """Horizontal bars, a panel per group; a tick across a bar marks the paper's figure."""
     most = max(len(group) for group in panels.values())
-    figure, row = row_of_panels(len(panels), height or 90 + 26 * most, title, note)
-    for axes, (name, group) in zip(row, panels.items(), strict=True):
+    alike = len({tuple(bar.label for bar in group) for group in panels.values()}) == 1
+    figure, drawn = rows_of_panels(len(panels), height or 90 + 26 * most, title, note)
+    for k, (axes, (name, group)) in enumerate(zip(drawn, panels.items(), strict=True)):
         _lying(axes, group, unit, decimals)
         axes.set_title(name)
+        if alike and k % 3:
+            axes.set_yticklabels([])
     return figure
 
 
@@ -177,11 +180,11 @@ class Interval(NamedTuple):
 def intervals(title: str, note: str, panels: Mapping[str, Sequence[Interval]], across: str) -> Figure:
     """Means with intervals around a line at zero, a dot per seed; the panels have the same labels in the same order."""
     labels = [each.label for each in next(iter(panels.values()))]
-    figure, row = row_of_panels(len(panels), 110 + 24 * len(labels), title, note)
-    for k, (axes, (name, group)) in enumerate(zip(row, panels.items(), strict=True)):
+    figure, drawn = rows_of_panels(len(panels), 110 + 24 * len(labels), title, note)
+    for k, (axes, (name, group)) in enumerate(zip(drawn, panels.items(), strict=True)):
         _around_zero(axes, {each.label: each for each in group}, labels)
         axes.set(title=name, xlabel=across)
-        axes.set_yticks(range(len(labels)), labels[::-1] if k == 0 else [""] * len(labels))
+        axes.set_yticks(range(len(labels)), labels[::-1] if k % 3 == 0 else [""] * len(labels))
         axes.tick_params("y", labelcolor=INK)
     return figure
 

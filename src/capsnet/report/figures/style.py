@@ -22,6 +22,7 @@ INK, MUTED, FAINT, PAPER = "#1f2733", "#66707d", "#dfe1e3", "#fbfaf8"
 BLUE, VERMILLION, GREEN = "#0072b2", "#d55e00", "#009e73"  # Okabe and Ito's
 
 TITLE, TEXT, SMALL, TINY = 11.0, 9.0, 8.0, 7.0  # points
+HEADING = 42.0  # points: the title and the note above the panels
 WIDTH = 518.0  # points: all pictures are as wide, so that their type is of one size on a page
 PER_POINT = 3  # dots a point when saved as PNG
 STYLE: dict[str, Any] = {
@@ -112,11 +113,22 @@ def heading(axes: Axes, title: str, note: str = "", left: float = 14.0) -> None:
 
 def row_of_panels(n: int, height: float, title: str, note: str = "") -> tuple[Figure, list[Axes]]:
     """A row of n axes under a title."""
+    return rows_of_panels(n, height, title, note, across=n)
+
+
+def rows_of_panels(n: int, height: float, title: str, note: str = "", across: int = 3) -> tuple[Figure, list[Axes]]:
+    """n axes under a title, at most `across` in a row; `height` is that of a picture with one row."""
+    across = min(n, across)
+    rows = -(-n // across)
+    height += (rows - 1) * (height - HEADING)
     figure = Figure(figsize=(WIDTH / 72, height / 72), layout="constrained")
-    figure.get_layout_engine().set(w_pad=9 / 72, h_pad=6 / 72, wspace=0.02, rect=(0, 0, 1, 1 - 42 / height))  # type: ignore[union-attr, call-arg]
+    figure.get_layout_engine().set(w_pad=9 / 72, h_pad=6 / 72, wspace=0.02, rect=(0, 0, 1, 1 - HEADING / height))  # type: ignore[union-attr, call-arg]
     figure.text(14 / WIDTH, 1 - 16 / height, title, size=TITLE, weight="bold", va="center")
     figure.text(14 / WIDTH, 1 - 32 / height, note, size=SMALL, color=MUTED, va="center")
-    return figure, list(figure.subplots(1, n, squeeze=False)[0])
+    panels = list(figure.subplots(rows, across, squeeze=False).flat)
+    for unused in panels[n:]:
+        unused.remove()
+    return figure, panels[:n]
 
 
 def decimal(value: float, _: float = 0) -> str:
