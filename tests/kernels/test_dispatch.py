@@ -115,3 +115,12 @@ def test_a_stem_computes_in_bfloat16_only_where_the_processor_has_it(
     with plain(), torch.autocast("cpu", torch.bfloat16):
         primary_capsules(stem, layer, images)
     assert entered == [torch.float32]
+
+
+@pytest.mark.parametrize(("amx", "taps", "chosen"), [(True, 3, False), (False, 3, True), (True, 9, True)])
+def test_amx_takes_small_bfloat16_convolutions_plain(monkeypatch, amx, taps, chosen):
+    monkeypatch.setattr(dispatch, "has_amx", lambda: amx)
+    x, weight = torch.rand(128, 96, 20, 20), torch.rand(96, 96, taps, taps, requires_grad=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert (dispatch.choose_tile(x, x.shape, weight, 1) is not None) is chosen
+    assert dispatch.choose_tile(x, x.shape, weight, 1) is not None  # float32 has no use for AMX

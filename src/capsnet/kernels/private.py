@@ -38,6 +38,11 @@ def processor_has_bf16() -> bool:
     return any(getattr(torch.cpu, name, bool)() for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"))
 
 
+def processor_has_amx() -> bool:
+    """Whether the processor multiplies tiles of bfloat16 matrices in hardware."""
+    return getattr(torch.cpu, "_is_amx_tile_supported", bool)()
+
+
 def has_hooks(module: nn.Module) -> bool:
     """Whether calling the module does more than its forward pass: pruning, for example, works by hooks."""
     own = module._forward_pre_hooks or module._forward_hooks or module._backward_pre_hooks or module._backward_hooks
