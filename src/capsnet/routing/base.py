@@ -46,6 +46,7 @@ class Trace(NamedTuple):
     votes: Tensor  # (b, i, j, q) û_{j|i}
     logits: Tensor | None = None  # (t, b, i, j) what the couplings were computed from
     variances: Tensor | None = None  # (t, b, j, q) of the Gaussians, where an algorithm fits any
+    oscillators: Tensor | None = None  # (t, b, i, j, q) phases on a sphere, where votes are oscillators
 
 
 class Routed(NamedTuple):
@@ -274,6 +275,7 @@ ROUTINGS = RoutingRegistry(
         "self-routing": "capsnet.routing.self_routing",
         "em": "capsnet.routing.em",
         "vb": "capsnet.routing.vb",
+        "kuramoto": "capsnet.routing.kuramoto",
     },
 )
 

@@ -16,7 +16,7 @@ from capsnet.train.presets import get_preset
 CONTROL = "uniform"
 ALGORITHMS = (
     *(CONTROL, "dynamic", "max-min", "self-attention"),
-    *("inverted-attention", "self-routing", "em", "vb"),
+    *("inverted-attention", "self-routing", "em", "vb", "kuramoto"),
 )
 MANY_SEEDS = ("mnist", "fashion-mnist")  # five seeds there, three elsewhere
 
