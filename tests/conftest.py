@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shlex
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,13 +15,24 @@ from hypothesis import settings
 
 from capsnet import data, plugins
 from capsnet.cli import main
+from capsnet.cli.flags import parse
+from capsnet.cli.train import Train
 from capsnet.data.registry import DATASETS
 from capsnet.models.registry import MODELS
 from capsnet.registry import BUILT_IN, Registry
 from capsnet.routing import ROUTINGS
+from capsnet.train.config import Config
+from capsnet.train.presets import get_preset
+from pictures import write_folder
 
 settings.register_profile("capsnet", deadline=None, derandomize="CI" in os.environ, max_examples=60)
 settings.load_profile("capsnet")
+# a training on photos/ that takes a moment
+TINY = shlex.split(
+    "--data folder:photos --image-size 12 --validation 8 --batch-size 8 --epochs 2 --lr 0.003 --augment.shift 0 "
+    "--model.stem-channels 4 --model.stem-kernels 3 --model.stem-strides 2 --model.primary-types 2 "
+    "--model.primary-dim 4 --model.primary-kernel 3 --model.class-dim 4 --model.decoder 8"
+)
 
 
 @pytest.fixture(scope="session")
@@ -43,6 +56,31 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def digits() -> data.Dataset:
     return data.load("mnist").test
+
+
+@pytest.fixture(scope="session")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """80 squares in two colours: 64 to train on, 8 to validate and 8 to test."""
+    return write_folder(tmp_path_factory.mktemp("drawn") / "photos", ("cat", "dog"), n=40)
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, photos: Path, monkeypatch: pytest.MonkeyPatch, one_thread: None) -> None:
+    """A working directory with nothing in it but photos/."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(photos, tmp_path / "photos")
+
+
+@pytest.fixture
+def tiny_flags() -> list[str]:
+    """The flags of a training on photos/ that takes a moment."""
+    return list(TINY)
+
+
+@pytest.fixture
+def tiny_config() -> Config:
+    """The config of these flags."""
+    return parse(Train, "train", list(TINY), default=Train(config=get_preset("own-images"))).config
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import optuna
 import pytest
@@ -15,21 +15,10 @@ from capsnet.models.config import CNNConfig
 from capsnet.models.registry import build
 from capsnet.nn.functional import squash
 from capsnet.routing import Parents, Routed, Routing, RoutingOptions, register
-from capsnet.search.space import (
-    SPACES,
-    Range,
-    combinations,
-    leaves,
-    own_values,
-    read,
-    read_values,
-    suggest,
-    train_flags,
-    value_of,
-    with_values,
-)
+from capsnet.search.space import SPACES, Range, combinations, own_values, read, suggest
 from capsnet.train.config import Config
 from capsnet.train.presets import get_preset
+from capsnet.train.settings import read_values, train_flags, with_values
 
 
 def test_a_space_contains_what_was_typed() -> None:
@@ -57,33 +46,6 @@ def test_every_named_space_makes_networks_that_can_be_built(name: str) -> None:
     assert len(made) > 5
     for config in made:
         build(config.model, device=torch.device("meta"))
-
-
-@dataclass(frozen=True)
-class Inner:
-    depth: int = 1
-    lr: float = 0.5
-
-
-@dataclass(frozen=True)
-class Outer:
-    lr: float = 0.1
-    inner: Inner = field(default_factory=Inner)
-    other: Inner = field(default_factory=Inner)
-
-
-def test_fields_are_found_at_any_depth_and_by_the_end_of_their_name() -> None:
-    outer = Outer()
-    assert dict(leaves(outer)) == {
-        "lr": float, "inner.depth": int, "inner.lr": float, "other.depth": int, "other.lr": float,
-    }  # fmt: skip
-    changed = with_values(outer, {"lr": 1.0, "inner.depth": 3, "other.lr": 2.0})
-    assert changed == Outer(1.0, Inner(3), Inner(lr=2.0))
-    assert (value_of(changed, "inner.depth"), value_of(changed, "inner.width")) == (3, None)
-    assert train_flags(changed, outer) == ["--lr", "1.0", "--inner.depth", "3", "--other.lr", "2.0"]
-    assert list(read(["lr=0.5..1", "inner.depth=1,2"], outer)) == ["lr", "inner.depth"]  # type: ignore[arg-type]
-    with pytest.raises(UserError, match=r"depth is ambiguous: write one of inner\.depth, other\.depth"):
-        read(["depth=1,2"], outer)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -133,19 +95,6 @@ def test_a_small_space_has_combinations_and_a_continuous_one_has_none() -> None:
 def test_the_values_of_the_base_are_known_where_they_lie_in_the_space() -> None:
     space = read(["lr=0.0005..0.01", "class_dim=8,16", "batch_size=1..2", "decoder=512-1024,none"], Config())
     assert own_values(space, Config()) == {"lr": 0.001, "model.class_dim": "16", "model.decoder": "512-1024"}
-
-
-@pytest.mark.parametrize(
-    ("word", "said"),
-    [
-        ("lr=0.1+lr=0.2", "sets lr twice"),
-        ("lr=0.1+bias", "takes a number"),
-        ("bias+lr=0.1", "is not FIELD=VALUE"),
-    ],
-)
-def test_assignments_that_make_no_sense_are_refused(word: str, said: str) -> None:
-    with pytest.raises(UserError, match=said):
-        read_values(word, Config())
 
 
 @pytest.mark.parametrize("name", ["quick", "paper", "expanded-cnn"])

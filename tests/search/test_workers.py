@@ -94,8 +94,7 @@ def is_alive(pid: int) -> bool:
 
 def test_the_trial_of_a_killed_worker_is_run_again_and_no_other(capsnet: Commands, flags: list[str]) -> None:
     process = capsnet.start("search", *SPACE, "--trials", "3", "--workers", "2", *flags, "--epochs", "30")
-    both = wait_for(lambda: len(training()) == 2 and training(), process)
-    victim = min(both)
+    victim = min(wait_for(training, process))
     lost = next(trial for trial in trials() if trial.user_attrs.get("worker") == victim)
     os.kill(victim, signal.SIGKILL)
     found = told(process)

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 from capsnet.evaluate import mean_and_std, wilson_interval
+from capsnet.experiments.ablation import BASE, outcomes
 from capsnet.experiments.core.plan import Record
-from capsnet.search.ablation import BASE, outcomes
 from capsnet.search.space import SPACES
 from tables import card, error_of, read, table
 

@@ -15,9 +15,9 @@ from capsnet.cli.reproduce import Shown
 from capsnet.cli.search import validated
 from capsnet.cli.train import defaults, take_preset
 from capsnet.errors import UserError
+from capsnet.experiments import ablation
 from capsnet.experiments.core.results import Results
 from capsnet.notice import say
-from capsnet.search import ablation
 from capsnet.terminal import print_table
 from capsnet.train.config import Config
 

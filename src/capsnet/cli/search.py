@@ -1,4 +1,4 @@
-"""capsnet search: hyper-parameter search on validation images."""
+"""capsnet search: hyperparameter search on validation images."""
 
 from __future__ import annotations
 
@@ -157,36 +157,30 @@ def follow(study: Study, budget: Budget, crew: Crew) -> None:
     with console.status("starting") as live:
         while crew.look_after():
             time.sleep(0.5)
-            if console.is_terminal:
-                live.update(line(study.get_trials(deepcopy=False), budget, len(crew.workers)))
-            elif time.monotonic() > logged + LOG_SECONDS:
+            due = time.monotonic() > logged + LOG_SECONDS
+            if console.is_terminal or due:
+                text = progress(study.get_trials(deepcopy=False), budget, len(crew.workers))
+                live.update(text)
+            if due and not console.is_terminal:
                 logged = time.monotonic()
-                say(line(study.get_trials(deepcopy=False), budget, len(crew.workers)))
+                say(text)
 
 
-def line(trials: Sequence[FrozenTrial], budget: Budget, workers: int) -> str:
-    """The progress of a search on one line, with the time left if it can be told."""
+def progress(trials: Sequence[FrozenTrial], budget: Budget, workers: int) -> str:
+    """A search on one line; the time left follows from the finished trials."""
     from capsnet.search.study import ended, leader
 
     done = ended(trials)
     best, states = leader(done), [trial.state.name for trial in done]
-    of = f" of {budget.trials}" if budget.trials < UNLIMITED else ""
-    error = f", best {best.value:.2f} %" if best else ""
-    return (
-        f"{len(done)}{of} trials ({states.count('PRUNED')} pruned, {states.count('FAIL')} failed){error}"
-        f"{time_left(trials, done, budget, workers)}"
-    )
-
-
-def time_left(trials: Sequence[FrozenTrial], done: Sequence[FrozenTrial], budget: Budget, workers: int) -> str:
-    """Running trials say how long they take; the workers share the others, which take as long as those before."""
     took = [trial.duration.total_seconds() for trial in done if trial.duration]
-    running = [trial.user_attrs.get("left") for trial in trials if trial.state.name == "RUNNING"]
-    known = [seconds for seconds in running if seconds is not None]
-    typical = sum(took) / len(took) if took else max(known, default=math.inf)
-    waiting = budget.trials - len(done) - len(known)
-    left = min((sum(known) + waiting * typical) / max(workers, 1), budget.until - time.monotonic())
-    return f", about {clock(max(left, 0.0))} left" if left < 1e7 else ""
+    left = budget.until - time.monotonic()
+    if took:
+        left = min(left, (budget.trials - len(done)) * sum(took) / len(took) / max(workers, 1))
+    return (
+        f"{len(done)}{f' of {budget.trials}' if budget.trials < UNLIMITED else ''} trials "
+        f"({states.count('PRUNED')} pruned, {states.count('FAIL')} failed)"
+        f"{f', best {best.value:.2f} %' if best else ''}{f', about {clock(max(left, 0.0))} left' if left < 1e7 else ''}"
+    )
 
 
 def show(study: Study, url: str, as_json: bool) -> int:

@@ -31,12 +31,12 @@ from capsnet.experiments.core.plan import Table
 from capsnet.files import check_writable, write_bytes
 from capsnet.io import checkpoint
 from capsnet.io.transfer import starting_from
-from capsnet.search.space import train_flags
 from capsnet.search.storage import FOLDER as TRAININGS
 from capsnet.search.study import KILLED, ended, flat
 from capsnet.train.config import Config
 from capsnet.train.presets import get_preset
 from capsnet.train.records import from_dict
+from capsnet.train.settings import train_flags
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

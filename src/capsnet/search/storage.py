@@ -19,7 +19,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from capsnet.errors import UserError
-from capsnet.search.base import check_name
+from capsnet.experiments.core.selection import check_name
 
 FOLDER = Path("runs/search")
 SQLITE = "sqlite:///"

@@ -32,9 +32,9 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 from capsnet import __version__
 from capsnet.errors import UserError, unknown
+from capsnet.experiments.core.selection import FAILURES, check_base, ingredients, reason
 from capsnet.files import Lock, Taken
 from capsnet.io import checkpoint
-from capsnet.search.base import FAILURES, check_base, ingredients, reason
 from capsnet.search.space import Space, combinations, own_values, suggest
 from capsnet.search.storage import FOLDER, SQLITE, connect, lock_folder, storage_errors, without_password
 from capsnet.search.workers import INTERRUPTED
@@ -49,7 +49,6 @@ PRUNERS = {
     "none": optuna.pruners.NopPruner,
 }
 WAIT = 0.5  # seconds between two looks at a storage whose trials have all begun
-TELL = 5.0  # seconds between two updates on a running trial
 HOPELESS = 10  # failed trials in a row after which a search stops: the cause is not a single trial's
 KILLED = "its worker was killed."
 
@@ -284,17 +283,12 @@ class Reporter(Watcher):
     def __init__(self, trial: Trial) -> None:
         self.trial = trial
         self.curve: list[list[float]] = []
-        self.tenth, self.told = 0, 0.0
+        self.tenth = 0
 
     def started(self, run: Run) -> None:
         for past in runs.read_metrics(run.folder):
             if past["kind"] == "epoch":
                 self.note(run, past)
-
-    def stepped(self, run: Run, record: dict[str, Any]) -> None:
-        if time.monotonic() > self.told + TELL:
-            self.told = time.monotonic()
-            self.trial.set_user_attr("left", round(run.seconds / run.step * (run.steps - run.step), 1))
 
     def epoch_ended(self, run: Run, record: dict[str, Any]) -> None:
         if self.note(run, record) and self.tenth < 10 and self.trial.should_prune():

@@ -24,11 +24,11 @@ from capsnet.evaluate import mean_and_std, student
 from capsnet.experiments.core.conduct import Show, finish_row, is_done, save_picture
 from capsnet.experiments.core.plan import Experiment, Record, Row, Table
 from capsnet.experiments.core.results import Place, Results, opened
+from capsnet.experiments.core.selection import FAILURES, check_base, check_name, ingredients, reason
 from capsnet.files import Lock
-from capsnet.search.base import FAILURES, check_base, check_name, ingredients, reason
-from capsnet.search.space import read_values, train_flags, value_of, with_values, written
 from capsnet.train.config import Config
 from capsnet.train.records import from_dict
+from capsnet.train.settings import read_values, train_flags, value_of, with_values, written
 
 PLACE = Place(Path("results/ablation"), Path("runs/ablation"))
 BASE, TOGETHER, ALL = "base", "together", "all"

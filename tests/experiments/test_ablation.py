@@ -15,14 +15,16 @@ import pytest
 
 from capsnet.cli import main
 from capsnet.errors import UserError
+from capsnet.experiments import ablation
+from capsnet.experiments.ablation import AUTHORS, BASE, VARIANTS, Ablation, chosen, outcomes
 from capsnet.experiments.core.plan import Record
 from capsnet.files import Lock
 from capsnet.io.records import Certificate
-from capsnet.search import ablation
-from capsnet.search.ablation import AUTHORS, BASE, VARIANTS, Ablation, chosen, outcomes
 from capsnet.train.config import Config
 from capsnet.train.presets import get_preset
 from capsnet.train.records import to_dict
+
+pytestmark = pytest.mark.usefixtures("elsewhere")
 
 
 def test_every_named_variant_changes_the_papers_network_or_is_part_of_it() -> None:
@@ -73,9 +75,9 @@ def test_the_help_names_every_variant(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_an_ablation_trains_what_is_new_prints_its_table_and_leaves_no_folder_behind(
-    flags: list[str], capsys: pytest.CaptureFixture[str]
+    tiny_flags: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["ablate", "lr=0.0001", "--seeds", "2", "--name", "mine", *flags]) == 0
+    assert main(["ablate", "lr=0.0001", "--seeds", "2", "--name", "mine", *tiny_flags]) == 0
     out = capsys.readouterr().out
     assert "lr 0.003 → 0.0001" in out
     assert "results/ablation/mine.png" in out
@@ -84,7 +86,7 @@ def test_an_ablation_trains_what_is_new_prints_its_table_and_leaves_no_folder_be
         f"{name}-seed{seed}" for seed in (0, 1) for name in ("base", "lr=0.0001")
     ]
     assert [path.name for path in Path("runs/ablation/mine-own-images").iterdir()] == [".lock"]
-    assert main(["ablate", "lr=0.0001", "class_dim=8", "--seeds", "2", "--name", "mine", *flags, "--json"]) == 0
+    assert main(["ablate", "lr=0.0001", "class_dim=8", "--seeds", "2", "--name", "mine", *tiny_flags, "--json"]) == 0
     told, second = json.loads(capsys.readouterr().out), json.loads(Path("results/ablation/mine.json").read_text())
     assert second["rows"][:4] == first["rows"]
     assert [o["name"] for o in told["outcomes"]] == ["base", "lr=0.0001", "model.class_dim=8"]
@@ -94,8 +96,8 @@ def test_an_ablation_trains_what_is_new_prints_its_table_and_leaves_no_folder_be
     assert committed["rows"][0].keys() <= second["rows"][0].keys()
 
 
-def test_an_interrupted_ablation_resumes_with_the_same_command(flags: list[str]) -> None:
-    words = ["ablate", "lr=0.0001", "--seeds", "1", "--name", "mine", *flags, "--epochs", "60"]
+def test_an_interrupted_ablation_resumes_with_the_same_command(tiny_flags: list[str]) -> None:
+    words = ["ablate", "lr=0.0001", "--seeds", "1", "--name", "mine", *tiny_flags, "--epochs", "60"]
     command = [sys.executable, "-m", "capsnet.cli", *words]
     with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         metrics = Path("runs/ablation/mine-own-images/lr=0.0001-seed0/metrics.jsonl")
@@ -116,9 +118,9 @@ def test_an_interrupted_ablation_resumes_with_the_same_command(flags: list[str])
 
 
 def test_variants_that_fail_do_not_stop_the_others_and_the_table_is_shown(
-    flags: list[str], capsys: pytest.CaptureFixture[str]
+    tiny_flags: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["ablate", "primary_kernel=99", "lr=0.001", "--seeds", "1", "--name", "mine", *flags]) == 2
+    assert main(["ablate", "primary_kernel=99", "lr=0.001", "--seeds", "1", "--name", "mine", *tiny_flags]) == 2
     out, err = capsys.readouterr()
     assert "lr 0.003 → 0.001" in out
     assert "model.primary_kernel=99-seed0 failed: " in err
@@ -127,37 +129,37 @@ def test_variants_that_fail_do_not_stop_the_others_and_the_table_is_shown(
 
 
 def test_where_the_base_fails_with_a_later_seed_the_table_of_the_others_is_shown(
-    flags: list[str], capsys: pytest.CaptureFixture[str]
+    tiny_flags: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     taken = Path("runs/ablation/mine-own-images/base-seed1")
     taken.mkdir(parents=True)
     lock = Lock(taken)  # another training holds the folder
-    assert main(["ablate", "lr=0.001", "--seeds", "3", "--name", "mine", *flags]) == 2
+    assert main(["ablate", "lr=0.001", "--seeds", "3", "--name", "mine", *tiny_flags]) == 2
     lock.release()
     out, err = capsys.readouterr()
     assert "lr 0.003 → 0.001" in out
     assert "base-seed1 failed" in err
     rows = json.loads(Path("results/ablation/mine.json").read_text())["rows"]
     assert {record["seed"] for record in rows} == {0, 2}  # without its base a seed has nothing to compare
-    assert main(["ablate", "lr=0.001", "--seeds", "3", "--name", "mine", *flags, "--json"]) == 0
+    assert main(["ablate", "lr=0.001", "--seeds", "3", "--name", "mine", *tiny_flags, "--json"]) == 0
     assert [sorted(o["seeds"]) for o in json.loads(capsys.readouterr().out)["outcomes"]] == [[0, 1, 2]] * 2
 
 
 def test_where_the_base_fails_at_once_nothing_else_is_trained(
-    flags: list[str], capsys: pytest.CaptureFixture[str]
+    tiny_flags: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["ablate", "lr=0.001", "--name", "mine", *flags, "--model.primary-kernel", "99"]) == 2
+    assert main(["ablate", "lr=0.001", "--name", "mine", *tiny_flags, "--model.primary-kernel", "99"]) == 2
     assert capsys.readouterr().err.strip().splitlines()[-1].startswith("capsnet: ")
     assert not Path("results").exists()
 
 
-def test_trainings_of_other_settings_or_images_are_not_mixed(base: Config) -> None:
-    plan = Ablation("x", base, ("lr=0.001",), seeds=1)
+def test_trainings_of_other_settings_or_images_are_not_mixed(tiny_config: Config) -> None:
+    plan = Ablation("x", tiny_config, ("lr=0.001",), seeds=1)
     ablation.conduct(plan)
     with pytest.raises(UserError, match=r"x\.json has base-seed0 with other settings than these: choose another"):
-        ablation.conduct(replace(plan, base=replace(base, epochs=1)))
+        ablation.conduct(replace(plan, base=replace(tiny_config, epochs=1)))
     with (
-        Lock(ablation.PLACE.run("x", base.preset, "")),
+        Lock(ablation.PLACE.run("x", tiny_config.preset, "")),
         pytest.raises(UserError, match=r"another process is using runs/ablation/x-.*: wait until it ends"),
     ):
         ablation.conduct(plan)
