@@ -46,7 +46,7 @@ def problem(case: str, **options: object) -> tuple[Layer, Tensor, Tensor | None]
 
 
 @pytest.mark.parametrize("matrix", [True, False])
-@pytest.mark.parametrize("routing", ["em", "dynamic"])
+@pytest.mark.parametrize("routing", ["em", "vb", "dynamic"])
 @pytest.mark.parametrize("case", CASES)
 def test_the_loops_equal_the_plain_form_with_all_gradients(
     case: str, routing: str, matrix: bool, monkeypatch: pytest.MonkeyPatch

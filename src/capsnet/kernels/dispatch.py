@@ -297,13 +297,13 @@ def weighted_sum_of_votes(u: Tensor, W: Tensor, c: Tensor) -> Tensor:
     return torch.bmm(scaled.flatten(2), W.permute(1, 0, 3, 2).flatten(1, 2)).transpose(0, 1)
 
 
-def em_moments(u: Tensor, W: Tensor) -> Any:
-    """The kernel that computes the moments of EM routing, or None where the plain form is as good."""
+def moments(u: Tensor, W: Tensor) -> Any:
+    """The kernel that computes the moments of Gaussian routing, or None where the plain form is as good."""
     if u.device.type != "cpu" or u.dtype != torch.float32 or W.dtype != torch.float32 or not routing_pays(u, W):
         return None
-    from capsnet.kernels import em
+    from capsnet.kernels import moments as kernel
 
-    return None if em.fused() is None else em.moments
+    return None if kernel.fused() is None else kernel.moments
 
 
 def windows_of(cell: Tensor, filled: Tensor, cells: int) -> Any:

@@ -7,8 +7,8 @@ over the children of each parent are all that an iteration of routing needs, wit
     moments   R = softmax(k_j − ½ Σ_q P_j^q (d^q)²) with d = V − μ_j, r = R a_i:  S = Σ r,  one = Σ r d,  two = Σ r d²
     attend    c = softmax(V · U_j):                                               s = Σ c V
 
-EM routing is made of the first, as in `capsnet.kernels.em`, and dynamic routing of the second, as in
-`capsnet.kernels.routing`: its logits are agreements with the sum U of all outputs so far. Votes are recomputed for each
+EM and variational Bayes routing are made of the first, as in `capsnet.kernels.moments`, and dynamic routing of the
+second, as in `capsnet.kernels.routing`: its logits are agreements with the sum U of all outputs so far. Votes are recomputed for each
 sum, forward and backward, so memory grows with the number of capsules and not with that of the votes.
 """
 
@@ -172,5 +172,5 @@ def _attend_gradients(ctx, g_s):  # type: ignore[no-untyped-def]
 
 moments.register_autograd(_moments_gradients, setup_context=_keep)
 attend.register_autograd(_attend_gradients, setup_context=_keep)
-differentiable_once(_moments_backward, "EM routing")
+differentiable_once(_moments_backward, "EM or VB routing")
 differentiable_once(_attend_backward, "routing")

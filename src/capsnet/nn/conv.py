@@ -178,7 +178,7 @@ class ConvCaps(nn.Module):
             routed = routing.on_grid(*inputs)
         if routed is None:
             return None
-        return Routed(routed.poses.unflatten(0, grid), routed.activations.unflatten(0, grid))
+        return Routed(routed.poses.unflatten(0, grid), routing.over_batch(routed.activations.unflatten(0, grid)))
 
     def chunks(self, poses: Tensor, a: Tensor | None, positions: int) -> list[tuple[Tensor, Tensor | None]]:
         """Examples in chunks whose votes fit into `VOTE_BYTES`; an exported program takes batches of any size."""

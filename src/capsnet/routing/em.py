@@ -31,35 +31,21 @@ Deviations:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from capsnet.kernels import dispatch
-from capsnet.nn.functional import at_least_float32, without_autocast
+from capsnet.nn.functional import at_least_float32
 from capsnet.ranges import MOST, check_range
-from capsnet.routing.base import (
-    ALL,
-    Parents,
-    Routed,
-    Routing,
-    Sizes,
-    Trace,
-    check,
-    check_activations,
-    lower_activations,
-    register,
-)
+from capsnet.routing.base import Parents, Routed, Sizes, Trace, register
+from capsnet.routing.gaussian import GaussianRouting, Moments
 from capsnet.routing.options import IterativeOptions
 
 FLOOR = 0.03  # added to variances
 NOBODY = 1e-8  # a parent that receives no more than this has no mean of its own
-Moments = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
 DIMENSIONS = 16  # of the paper's poses
 LENGTH = 0.3  # typical length of a lower pose before training; only the initial β_u depends on it
 
@@ -98,7 +84,7 @@ class Gaussians(NamedTuple):
 
 
 @register("em")
-class EMRouting(Routing):
+class EMRouting(GaussianRouting):
     """Each upper capsule is a Gaussian fitted to the votes that choose it; a vote chooses the Gaussian that explains it
     best.
 
@@ -131,37 +117,8 @@ class EMRouting(Routing):
     def by_class(self, name: str, tensor: Tensor) -> Tensor | None:
         return tensor
 
-    def forward(
-        self, u: Tensor, W: Tensor, a: Tensor | None = None, *, parents: Parents = ALL, trace: bool = False
-    ) -> Routed:
-        """By the kernel where that is faster and neither a trace nor a grid of parents is asked for."""
-        check(u, W, self.matrix, a)
-        if not trace and parents is ALL and not self.matrix:
-            with without_autocast(u):
-                wide_u, wide_W = at_least_float32(u), at_least_float32(W)
-                if (moments := dispatch.em_moments(wide_u, wide_W)) is not None:
-                    known = partial(moments, wide_u, wide_W, lower_activations(wide_u, a))
-                    return self.fit(known, u.new_zeros(len(u), *W.shape[1:3]).float(), u.shape[1] / W.shape[1])
-        if not trace and parents is ALL and self.matrix:
-            routed = self.on_grid(u, W, a, dispatch.one_window(u, W))
-            if routed is not None:
-                return routed
-        return super().forward(u, W, a, parents=parents, trace=trace)
-
-    def on_grid(self, u: Tensor, W: Tensor, a: Tensor | None, windows: Any) -> Routed | None:
-        with without_autocast(u):
-            u, W = at_least_float32(u), at_least_float32(W)
-            if (votes := dispatch.grid_votes(u, W, self.matrix, windows)) is None:
-                return None
-            if a is not None:
-                check_activations(u, a)
-            return self.fit(partial(votes.moments, lower_activations(u, a)), votes.zeros(), votes.capacity())
-
     def fit(self, moments: Moments, mean: Tensor, capacity: Tensor | float) -> Routed:
-        """`route` on moments of the votes instead of the votes themselves: see `capsnet.kernels.em`.
-
-        The first means (b, j, q) are zeros.
-        """
+        """`route` on moments of the votes instead of the votes themselves."""
         self.check_built()
         precision, k = mean, mean[..., 0]
         for t in range(self.options.iterations):

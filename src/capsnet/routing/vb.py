@@ -40,7 +40,8 @@ import torch
 from torch import Tensor, nn
 
 from capsnet.nn.functional import at_least_float32
-from capsnet.routing.base import Parents, Routed, Routing, Sizes, Trace, register
+from capsnet.routing.base import Parents, Routed, Sizes, Trace, register
+from capsnet.routing.gaussian import GaussianRouting, Moments
 from capsnet.routing.options import IterativeOptions
 
 ALPHA, KAPPA, NU, PSI = 1.0, 1.0, 2.0, 1.0  # the priors α0, κ0, ν0 and Ψ0
@@ -69,7 +70,7 @@ class Posterior(NamedTuple):
 
 
 @register("vb")
-class VBRouting(Routing):
+class VBRouting(GaussianRouting):
     """EM routing with conjugate priors on its Gaussians, which keep them from collapsing onto a single vote."""
 
     Options = VBOptions
@@ -98,6 +99,16 @@ class VBRouting(Routing):
     def by_class(self, name: str, tensor: Tensor) -> Tensor | None:
         return tensor
 
+    def fit(self, moments: Moments, mean: Tensor, capacity: Tensor | float) -> Routed:
+        """`route` on moments of the votes instead of the votes themselves."""
+        self.check_built()
+        precision, k = mean, mean[..., 0]
+        for _ in range(self.options.iterations):
+            S, one, two = moments(k, mean, precision)
+            posterior = from_moments(S, one, two, mean)
+            mean, precision, k = posterior.mean, expected_precision(posterior), constant(posterior)
+        return Routed(posterior.mean, weighted_entropy(posterior))
+
     def route(self, u_hat: Tensor, a: Tensor | None, parents: Parents, trace: bool) -> Routed:
         self.check_built()
         a = u_hat.new_ones(u_hat.shape[:2]) if a is None else a
@@ -113,7 +124,7 @@ class VBRouting(Routing):
         if not trace:
             return Routed(pose, activation)
         outputs, variances = (
-            torch.stack(x) for x in zip(*((p.mean, 1 / (p.nu.unsqueeze(-1) * p.psi)) for _, p in steps), strict=True)
+            torch.stack(x) for x in zip(*((p.mean, 1 / expected_precision(p)) for _, p in steps), strict=True)
         )
         couplings, activations = torch.stack([R for R, _ in steps]), torch.stack([*earlier, activation])
         return Routed(pose, activation, Trace(couplings, outputs, activations, u_hat, variances=variances))
@@ -142,9 +153,22 @@ class VBRouting(Routing):
 def update(u_hat: Tensor, r: Tensor) -> Posterior:
     """The posterior given votes (b, i, j, q) with weights r (b, i, j)."""
     S = r.sum(1)  # b j
-    alpha, kappa, nu = ALPHA + S, KAPPA + S, NU + S
-    mean = torch.einsum("bij,bijq->bjq", r, u_hat) / kappa.unsqueeze(-1)
+    mean = torch.einsum("bij,bijq->bjq", r, u_hat) / (KAPPA + S).unsqueeze(-1)
     scatter = torch.einsum("bij,bijq->bjq", r, (u_hat - mean.unsqueeze(1)).square())
+    return posterior_of(S, mean, scatter)
+
+
+def from_moments(S: Tensor, one: Tensor, two: Tensor, near: Tensor) -> Posterior:
+    """The same from moments of d = û − near: Σ r (b, j), Σ r d and Σ r d² (b, j, q)."""
+    S_q = S.unsqueeze(-1)
+    mean = (one + S_q * near) / (KAPPA + S_q)
+    shift = mean - near
+    return posterior_of(S, mean, two - 2 * shift * one + S_q * shift.square())
+
+
+def posterior_of(S: Tensor, mean: Tensor, scatter: Tensor) -> Posterior:
+    """From S_j (b, j), m_j and Σ_i r_ij (V_ij − m_j)² (b, j, q)."""
+    alpha, kappa, nu = ALPHA + S, KAPPA + S, NU + S
     psi = 1 / (1 / PSI + scatter + KAPPA * mean.square())
     log_pi = digamma(alpha) - digamma(alpha.sum(-1, keepdim=True))
     log_precision = (digamma(nu / 2) + math.log(2)).unsqueeze(-1) + psi.log()
@@ -153,10 +177,19 @@ def update(u_hat: Tensor, r: Tensor) -> Posterior:
 
 def log_rho(u_hat: Tensor, posterior: Posterior) -> Tensor:
     """ln ρ_ij (b, i, j): the expected log density of votes (b, i, j, q) under the posterior."""
-    log_pi, kappa, nu, mean, psi, log_precision = posterior
-    constant = log_precision - math.log(2 * math.pi) - 1 / kappa.unsqueeze(-1)
-    distance = (nu.unsqueeze(-1) * psi).unsqueeze(1) * (u_hat - mean.unsqueeze(1)).square()
-    return log_pi.unsqueeze(1) + 0.5 * (constant.unsqueeze(1) - distance).sum(-1)
+    distance = expected_precision(posterior).unsqueeze(1) * (u_hat - posterior.mean.unsqueeze(1)).square()
+    return constant(posterior).unsqueeze(1) - 0.5 * distance.sum(-1)
+
+
+def constant(posterior: Posterior) -> Tensor:
+    """What ln ρ_ij would be for a vote at the mean (b, j)."""
+    log_density = posterior.log_precision - math.log(2 * math.pi) - 1 / posterior.kappa.unsqueeze(-1)
+    return posterior.log_pi + 0.5 * log_density.sum(-1)
+
+
+def expected_precision(posterior: Posterior) -> Tensor:
+    """E[λ_j^q] = ν_j Ψ_j^q (b, j, q)."""
+    return posterior.nu.unsqueeze(-1) * posterior.psi
 
 
 def weighted_entropy(posterior: Posterior) -> Tensor:

@@ -1,4 +1,4 @@
-"""The moments of `capsnet.kernels.em` as fused loops for float32 on CPUs, compiled with Numba at first use.
+"""The moments of `capsnet.kernels.moments` as fused loops for float32 on CPUs, compiled with Numba at first use.
 
 Layouts, lanes and jobs are those of `routing_numba`. For one lower capsule and one tile of sixteen examples, the votes
 are formed in the first-level cache and turned into deviations d = û − μ from the current means; they are never stored.
@@ -148,7 +148,7 @@ def _moments_backward(
 
 
 class FusedMoments(FusedVotes):
-    """`capsnet.kernels.em.moments` and its gradients for float32 on a CPU."""
+    """`capsnet.kernels.moments.moments` and its gradients for float32 on a CPU."""
 
     def __init__(self, u: Tensor, W: Tensor) -> None:
         super().__init__(u, W, False)

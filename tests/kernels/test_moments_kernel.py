@@ -1,4 +1,4 @@
-"""The fused form of EM routing computes what the plain one does, gradients too."""
+"""The fused forms of EM and variational Bayes routing compute what the plain ones do, gradients too."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from capsnet import kernels
 from capsnet.errors import UserError
-from capsnet.kernels import dispatch, em
+from capsnet.kernels import dispatch, moments
 from capsnet.nn.layers import DenseCaps
 from capsnet.routing.base import Routed
 
@@ -36,10 +36,10 @@ def always(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def layer_of(shape: tuple[int, ...], iterations: int = 3) -> DenseCaps:
+def layer_of(shape: tuple[int, ...], iterations: int = 3, routing: str = "em") -> DenseCaps:
     _, i, n, p, j, q = shape
     torch.manual_seed(i)
-    layer = DenseCaps(i, p, j, q, routing="em", shared=n if n < i else None, iterations=iterations)
+    layer = DenseCaps(i, p, j, q, routing=routing, shared=n if n < i else None, iterations=iterations)
     torch.nn.init.normal_(layer.weight, std=0.3)  # responsibilities far from uniform
     return layer
 
@@ -61,11 +61,12 @@ def everything(layer: DenseCaps, u: Tensor, a: Tensor) -> list[Tensor]:
 
 @pytest.mark.parametrize("iterations", [1, 2, 4])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_the_kernel_equals_the_plain_form(shape: tuple[int, ...], iterations: int) -> None:
-    layer, (u, a) = layer_of(shape, iterations), problem(shape)
-    found = everything(layer, u, a)
+@pytest.mark.parametrize("routing", ["em", "vb"])
+def test_the_kernel_equals_the_plain_form(routing: str, shape: tuple[int, ...], iterations: int) -> None:
+    layers, (u, a) = [layer_of(shape, iterations, routing) for _ in range(2)], problem(shape)
+    found = [*everything(layers[0], u, a), *layers[0].buffers()]
     with kernels.plain():
-        expected = everything(layer, u, a)
+        expected = [*everything(layers[1], u, a), *layers[1].buffers()]
     for one, other in zip(found, expected, strict=True):
         assert (one - other).norm() <= 1e-4 * other.norm() + 1e-6
 
@@ -119,7 +120,7 @@ def test_the_operators_are_registered_correctly() -> None:
     b, i, n, p, j, q = SHAPES[1]
     shapes = [(b, i, p), (n, j, q, p), (b, i), (b, j), (b, j, q), (b, j, q)]
     inputs = [torch.rand(shape).requires_grad_() for shape in shapes]
-    torch.library.opcheck(em.moments, tuple(inputs))
+    torch.library.opcheck(moments.moments, tuple(inputs))
 
 
 def test_a_second_derivative_is_refused_with_the_way_to_get_it() -> None:

@@ -1,13 +1,14 @@
-"""The moments that EM routing needs, without ever holding the votes: the fast way of `capsnet.routing.em`.
+"""The moments that EM and variational Bayes routing need, without ever holding the votes (`routing.gaussian`).
 
-An iteration of EM is a function of few numbers: with d = û_{j|i} − μ_j,
+An iteration of either is a function of few numbers: with d = û_{j|i} − μ_j,
 
     R_ij = softmax_j(k_j − ½ Σ_q P_j^q (d^q)²)        r_ij = R_ij a_i
     S_j = Σ_i r_ij        one_j = Σ_i r_ij d        two_j = Σ_i r_ij d²
 
-where μ, the precisions P and k_j = ln a_j − ½ Σ_q ln 2πσ² come from the iteration before (zeros before the first, which
-makes R uniform). Votes are recomputed from u and W for each iteration, forward and backward. Deviations from the
-previous means keep the difference of squares that a variance is well conditioned.
+where μ, the precisions P and the constants k come from the iteration before (zeros before the first, which makes R
+uniform): in EM P = 1/σ² and k_j = ln a_j − ½ Σ_q ln 2πσ², in variational Bayes their expectations under the posterior.
+Votes are recomputed from u and W for each iteration, forward and backward. Deviations from the previous means keep the
+difference of squares that a variance is well conditioned.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from capsnet.kernels.once import differentiable_once
 def fused() -> Any:
     """The compiled loops, or None where Numba is not installed or cannot compile them here, which is said once."""
     try:
-        from capsnet.kernels.em_numba import FusedMoments
+        from capsnet.kernels.moments_numba import FusedMoments
 
         one = torch.ones(1, 1, 1, dtype=torch.float32, device="cpu")
         FusedMoments(one, one[None]).gradients_of(one[0], one[0], one, one, one[0], one, one)
@@ -34,7 +35,7 @@ def fused() -> Any:
     except Exception as error:  # a library we can do without must not stop anything, whatever its reasons
         if not (isinstance(error, ModuleNotFoundError) and error.name == "numba"):
             warnings.warn(
-                f"Numba is installed but does not work here, so EM routing uses a slower implementation: {error!r}",
+                f"Numba is installed but does not work here, so EM and VB routing are slower: {error!r}",
                 RuntimeWarning,
                 stacklevel=2,
             )
@@ -42,13 +43,13 @@ def fused() -> Any:
     return FusedMoments
 
 
-@torch.library.custom_op("capsnet::em_moments", mutates_args=())
+@torch.library.custom_op("capsnet::moments", mutates_args=())
 def moments(u: Tensor, W: Tensor, a: Tensor, k: Tensor, mean: Tensor, P: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """u (b, i, p), W (n, j, q, p), a (b, i), k (b, j), mean and P (b, j, q) → S (b, j), one and two (b, j, q)."""
     return fused()(u, W).moments(a, k, mean, P)
 
 
-@torch.library.custom_op("capsnet::em_moments_backward", mutates_args=())
+@torch.library.custom_op("capsnet::moments_backward", mutates_args=())
 def _backward(
     u: Tensor, W: Tensor, a: Tensor, k: Tensor, mean: Tensor, P: Tensor, g_S: Tensor, g_one: Tensor, g_two: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -77,4 +78,4 @@ def _gradients(ctx, g_S, g_one, g_two):  # type: ignore[no-untyped-def]
 
 
 moments.register_autograd(_gradients, setup_context=_keep)
-differentiable_once(_backward, "EM routing")
+differentiable_once(_backward, "EM or VB routing")

@@ -1,0 +1,67 @@
+"""What EM and variational Bayes routing share: an upper capsule is a Gaussian fitted to the votes that choose it.
+
+With d = û_{j|i} − μ_j, an iteration of either needs no more of the votes than three sums, in which the responsibilities
+have a Gaussian form as well:
+
+    R_ij = softmax_j(k_j − ½ Σ_q P_j^q (d^q)²)        r_ij = R_ij a_i
+    S_j = Σ_i r_ij        one_j = Σ_i r_ij d        two_j = Σ_i r_ij d²
+
+Kernels compute them without storing the votes (`capsnet.kernels.moments` and `capsnet.kernels.grid`), and an algorithm
+turns them into μ, P and k of the next iteration in `fit`. `route` remains its readable form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from capsnet.kernels import dispatch
+from capsnet.nn.functional import at_least_float32, without_autocast
+from capsnet.routing.base import ALL, Parents, Routed, Routing, check, check_activations, lower_activations
+
+Moments = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
+
+
+class GaussianRouting(Routing):
+    """Base class of algorithms that need only moments of the votes."""
+
+    def fit(self, moments: Moments, mean: Tensor, capacity: Tensor | float) -> Routed:
+        """The algorithm on `moments(k, μ, P)` → S, one and two, starting from means (b, j, q) of zero.
+
+        Zeros for k (b, j) and P (b, j, q) make the first responsibilities uniform. `capacity` is what a parent receives
+        when all its children are active and divide themselves equally. `over_batch` is left to the caller.
+        """
+        raise NotImplementedError
+
+    def forward(
+        self, u: Tensor, W: Tensor, a: Tensor | None = None, *, parents: Parents = ALL, trace: bool = False
+    ) -> Routed:
+        """By the kernels where they are faster and neither a trace nor a grid of parents is asked for."""
+        check(u, W, self.matrix, a)
+        routed = self.without_votes(u, W, a) if not trace and parents is ALL else None
+        if routed is None:
+            return super().forward(u, W, a, parents=parents, trace=trace)
+        return Routed(routed.poses, self.over_batch(routed.activations))
+
+    def without_votes(self, u: Tensor, W: Tensor, a: Tensor | None) -> Routed | None:
+        """A dense layer by a kernel, or None where the plain form is as good."""
+        if self.matrix:
+            return self.on_grid(u, W, a, dispatch.one_window(u, W))
+        with without_autocast(u):
+            u, W = at_least_float32(u), at_least_float32(W)
+            if (moments := dispatch.moments(u, W)) is None:
+                return None
+            known = partial(moments, u, W, lower_activations(u, a))
+            return self.fit(known, u.new_zeros(len(u), *W.shape[1:3]), u.shape[1] / W.shape[1])
+
+    def on_grid(self, u: Tensor, W: Tensor, a: Tensor | None, windows: Any) -> Routed | None:
+        with without_autocast(u):
+            u, W = at_least_float32(u), at_least_float32(W)
+            if (votes := dispatch.grid_votes(u, W, self.matrix, windows)) is None:
+                return None
+            if a is not None:
+                check_activations(u, a)
+            return self.fit(partial(votes.moments, lower_activations(u, a)), votes.zeros(), votes.capacity())
