@@ -8,8 +8,9 @@ over the children of each parent are all that an iteration of routing needs, wit
     attend    c = softmax(V · U_j):                                               s = Σ c V
 
 EM and variational Bayes routing are made of the first, as in `capsnet.kernels.moments`, and dynamic routing of the
-second, as in `capsnet.kernels.routing`: its logits are agreements with the sum U of all outputs so far. Votes are recomputed for each
-sum, forward and backward, so memory grows with the number of capsules and not with that of the votes.
+second, as in `capsnet.kernels.routing`: its logits are agreements with the sum U of all outputs so far. Votes are
+recomputed for each sum, forward and backward, so memory grows with the number of capsules and not with that of the
+votes.
 """
 
 from __future__ import annotations
