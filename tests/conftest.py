@@ -39,7 +39,7 @@ TINY = shlex.split(
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A short real training on MNIST, shared by everything that needs a model."""
     folder = tmp_path_factory.mktemp("runs") / "demo"
-    words = "train --epochs 1 --train-limit 20000 --batch-size 100 --lr 0.003 --out"
+    words = "train --epochs 1 --train-limit 6000 --batch-size 50 --lr 0.003 --out"
     assert main([*words.split(), str(folder)]) == 0
     return folder
 

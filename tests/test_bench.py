@@ -21,7 +21,7 @@ from capsnet.errors import UserError
 from capsnet.models.branched import BranchedConfig
 from capsnet.models.capsnet import CapsNet
 from capsnet.models.config import CapsNetConfig
-from capsnet.models.registry import MODELS
+from capsnet.models.registry import MODELS, parameters
 from capsnet.routing.options import DynamicOptions
 
 RATIOS = (
@@ -38,10 +38,10 @@ VARIED = {"positions": "side", "lower types": "types", "upper types": "upper", "
 
 
 def test_the_benchmark_reports_every_ratio_and_the_memory_of_both_sides(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "--quick", "--batch", "4", "--json"]) == 0
+    assert main(["bench", "--quick", "--batch", "2", "--image-size", "20", "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert all(result[name] > 0 for name in RATIOS)
-    weights = 4 * sum(p.numel() for p in CapsNet(CapsNetConfig()).parameters()) / 2**20
+    weights = 4 * parameters(CapsNetConfig((1, 20, 20))) / 2**20
     assert result["peak_mb_fast"] > 5 * weights  # with gradients, Adam's moments and PyTorch itself
     assert result["peak_mb_plain"] > 5 * weights
     assert result["certificate"]["cpu"]

@@ -61,7 +61,7 @@ def shortened(words: list[str]) -> list[str]:
     """A command of the guide with little to do."""
     if words[0] == "train" and "--resume" not in words:
         limits = ["--validation", "20"] if "my_dataset.py" in words else LIMITS
-        network = [] if "shallow" in words else TINY[6:]
+        network = ["--model.types", "2"] if "shallow" in words else TINY[6:]
         return [*words, *TINY[:6], *limits, *network]
     if words[0] in ("ablate", "search"):
         few = {"ablate": ["--seeds", "2", "--name", "few"], "search": ["--trials", "2", "--workers", "1"]}[words[0]]

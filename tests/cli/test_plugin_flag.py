@@ -77,17 +77,14 @@ def routing(tmp_path: Path) -> str:
     return str(tmp_path / "mean.py")
 
 
-def test_a_routing_of_a_plugin_is_trained_and_used_in_another_process(routing: str, tmp_path: Path) -> None:
-    run = str(tmp_path / "run")
-    words = ["--model.routing", "mean", "--model.routing.scale", "0.5", "--out", run, "--no-report", "--no-tensorboard"]
-    small = ["--train-limit", "100", "--epochs", "1", "--batch-size", "50"]
-    command = [sys.executable, "-m", "capsnet.cli"]
-    subprocess.run([*command, "train", "--plugin", routing, *words, *small], check=True)
-    used = subprocess.run(
-        [*command, "evaluate", run, "--split", "train", "--plugin", routing, "--json"], capture_output=True, check=True
-    )
-    assert json.loads(used.stdout)["n"] == 100
-    without = subprocess.run([*command, "evaluate", run], capture_output=True, text=True, check=False)
+@pytest.mark.usefixtures("elsewhere", "forget_plugins")
+def test_a_routing_of_a_plugin_is_trained_and_used_in_another_process(routing: str, tiny_flags: list[str]) -> None:
+    words = ["--model.routing", "mean", "--model.routing.scale", "0.5", "--no-report", "--no-tensorboard"]
+    assert main(["train", "--plugin", routing, *words, *tiny_flags, "--out", "run"]) == 0
+    command = [sys.executable, "-m", "capsnet.cli", "evaluate", "run"]
+    used = subprocess.run([*command, "--plugin", routing, "--json"], capture_output=True, check=True)
+    assert json.loads(used.stdout)["n"] == 8
+    without = subprocess.run(command, capture_output=True, text=True, check=False)
     assert without.returncode == 2
     assert "add --plugin mean.py" in without.stderr
 

@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 
 from capsnet import data
+from capsnet.cli import main
 from capsnet.data.registry import DATASETS, DatasetInfo, Request, bin_edges
 from capsnet.errors import UserError
 from capsnet.train.presets import PRESETS
@@ -20,12 +21,6 @@ from capsnet.train.presets import PRESETS
 PLUGIN = Path(__file__).parent.parent / "plugins" / "my_dataset.py"
 FAST = ["--epochs", "1", "--batch-size", "20", "--validation", "40", "--no-report", "--no-tensorboard"]
 SMALL = ["--model.stem-channels", "8", "--model.stem-kernels", "5", "--model.stem-strides", "2", "--model.decoder"]
-
-
-def capsnet(*words: str, plugin: bool = True) -> subprocess.CompletedProcess[str]:
-    """A command in a process of its own, where no plugin is loaded yet."""
-    command = [sys.executable, "-m", "capsnet.cli", *words, *(["--plugin", str(PLUGIN)] if plugin else [])]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.parametrize("name", DATASETS.names())
@@ -98,21 +93,23 @@ def test_the_plugin_is_short_enough_for_a_page() -> None:
     assert len(PLUGIN.read_text().splitlines()) <= 40
 
 
-def test_a_plugins_dataset_trains_evaluates_and_predicts_from_the_command_line(tmp_path: Path) -> None:
-    run = str(tmp_path / "run")
-    done = capsnet("train", "--data", "shapes:train=200", *FAST, *SMALL, "--out", run)
-    assert done.returncode == 0, done.stderr
-    done = capsnet("evaluate", run, "--json")
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+@pytest.mark.usefixtures("forget_plugins")
+def test_a_plugins_dataset_trains_evaluates_and_predicts_from_the_command_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, plugin = str(tmp_path / "run"), ["--plugin", str(PLUGIN)]
+    assert main(["train", "--data", "shapes:train=200", *FAST, *SMALL, "--out", run, *plugin]) == 0
+    capsys.readouterr()
+    assert main(["evaluate", run, "--json", *plugin]) == 0
+    found = json.loads(capsys.readouterr().out)
     assert found["n"] == 100
     assert found["errors"] == json.loads((tmp_path / "run" / "results.json").read_text())["test"]["errors"]
     Image.new("RGB", (30, 30), "red").save(tmp_path / "photo.png")
-    done = capsnet("predict", run, str(tmp_path / "photo.png"), "--json")
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["predictions"][0]["label"] in ("disc", "square")
-    done = capsnet("data", "list", "--json")
-    assert "shapes" in [row["name"] for row in json.loads(done.stdout)["data"]]
-    done = capsnet("evaluate", run, plugin=False)
+    assert main(["predict", run, str(tmp_path / "photo.png"), "--json", *plugin]) == 0
+    assert json.loads(capsys.readouterr().out)["predictions"][0]["label"] in ("disc", "square")
+    assert main(["data", "list", "--json", *plugin]) == 0
+    assert "shapes" in [row["name"] for row in json.loads(capsys.readouterr().out)["data"]]
+    command = [sys.executable, "-m", "capsnet.cli", "evaluate", run]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "needs the dataset 'shapes' of the plugin my_dataset.py: add --plugin my_dataset.py" in done.stderr

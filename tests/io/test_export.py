@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -60,6 +61,10 @@ NETWORKS: dict[str, tuple[ModelConfig, bool]] = {  # with whether the model is m
 }
 
 
+def slow(name: str) -> Any:
+    return pytest.param(name, marks=pytest.mark.slow)
+
+
 def make(name: str) -> Model:
     """A small network with random weights and class names that need escaping in JSON."""
     config, multi_label = NETWORKS[name]
@@ -104,14 +109,16 @@ def fails(capsys: Capture, words: list[object], *expected: str) -> None:
 # ------------------------------------------------------------------------------------------------- agreement
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize(
+    "name", ["norm", "stacked", "once", "cnn", *map(slow, ["branched", "residual", "resnet", "several"])]
+)
 def test_an_onnx_file_gives_what_the_model_gives_for_any_batch(name: str, desk: Path) -> None:
     model = make(name)
     content = (desk / "demo.onnx").read_bytes() if name == "norm" else export.to_onnx(model)
     agree(model, export.load_onnx(content))
 
 
-@pytest.mark.parametrize("name", ["norm", "stacked", "branched", "cnn"])
+@pytest.mark.parametrize("name", ["norm", *map(slow, ["stacked", "branched", "cnn"])])
 def test_a_torch_program_gives_what_the_model_gives_for_any_batch(name: str, desk: Path) -> None:
     model = make(name)
     content = (desk / "digits.pt2").read_bytes() if name == "norm" else export.to_torch(model)

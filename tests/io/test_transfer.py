@@ -151,6 +151,7 @@ def test_a_beginning_that_cannot_be_one_is_refused(trained: str) -> None:
 # ---------------------------------------------------------------------------------------------- train --init
 
 
+@pytest.mark.slow
 def test_few_images_are_learnt_better_from_a_trained_model_than_from_nothing(tmp_path: Path) -> None:
     tried = script("finetune", "research")
     folder = tried.write_images(tmp_path / "images", tried.CASES["digits rotated by 90°"])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import fields, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,8 @@ from capsnet.routing.options import RoutingOptions
 
 NAMES = ROUTINGS.names()
 ITERATIVE = [name for name in NAMES if any(f.name == "iterations" for f in fields(options_for(name)))]
+SAMPLED = ("dynamic", "self-attention")  # compiled and exported in the normal tier; all others in the slow one
+TRACED = [pytest.param(name, marks=[] if name in SAMPLED else pytest.mark.slow) for name in NAMES]
 WITHOUT_ITERATIONS = [name for name in NAMES if name not in ITERATIVE]
 NEEDS_TWO = {"max-min", "self-routing"}  # their couplings or activations say nothing about a single upper capsule
 LAYERS: dict[str, dict[str, Any]] = {"own": {}, "shared": {"shared": 4}, "matrix": {"matrix": True}}
@@ -141,13 +144,11 @@ def test_nothing_synchronises_the_device(name: str) -> None:
 # --- Values -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("given", [False, True])
-@pytest.mark.parametrize("scale", [0.0, 1e-20, 1.0, 1e4])
-def test_zeros_huge_and_tiny_poses_give_finite_outputs_and_gradients(
-    name: str, path: str, kind: str, scale: float, given: bool
-) -> None:
-    layer, u = dense(name, kind), poses(scale=scale).requires_grad_()
-    assert_sane(layer.route(u, lower_activations(2) if given else None), [u, *layer.parameters()])
+def test_zeros_huge_and_tiny_poses_give_finite_outputs_and_gradients(name: str, path: str, kind: str) -> None:
+    layer = dense(name, kind)
+    for scale, a in product((0.0, 1e-20, 1.0, 1e4), (None, lower_activations(2))):
+        u = poses(scale=scale).requires_grad_()
+        assert_sane(layer.route(u, a), [u, *layer.parameters()])
 
 
 @pytest.mark.parametrize("a", [0.0, 1.0])
@@ -349,6 +350,7 @@ def test_parameters_are_counted_without_memory_for_them(name: str) -> None:
 # --- Compiled, exported, saved, trained by the command line --------------------------------------------------------
 
 
+@pytest.mark.parametrize("name", TRACED)
 def test_a_layer_compiles_for_any_batch(name: str) -> None:
     layer = DenseCaps(12, 4, 3, 4, routing=short(name))
     compiled = torch.compile(layer.route, backend="aot_eager", fullgraph=True, dynamic=True)
@@ -360,6 +362,7 @@ def test_a_layer_compiles_for_any_batch(name: str) -> None:
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("name", TRACED)
 def test_a_network_is_exported(name: str) -> None:
     """ONNX is written from a program of `torch.export`, so both formats are covered."""
     pytest.importorskip("onnxruntime")

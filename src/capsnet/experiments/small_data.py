@@ -54,8 +54,8 @@ class SmallData(Experiment):
         self.scans = Path(SCANS)
 
     def prepare(self, place: Place, budget: Budget) -> None:
-        self.scans = place.runs / SCANS
-        write_scans(self.scans)
+        self.scans = place.runs / (SCANS if budget != "smoke" else f"{SCANS}-smoke")
+        write_scans(self.scans, 40 if budget == "smoke" else SCANS_TEST)
 
     def rows(self, budget: Budget, seed: int) -> list[Row]:
         rows = [row for n in SIZES[budget] for row in digit_rows(n, budget, seed)]
@@ -161,10 +161,10 @@ def scan_rows(folder: Path, budget: Budget, seed: int) -> list[Row]:
     return rows
 
 
-def write_scans(folder: Path) -> None:
-    """Write train/ and test/ with a subfolder per class, from a fixed seed; existing folders are kept."""
+def write_scans(folder: Path, most: int = SCANS_TEST) -> None:
+    """Write train/ and test/ with a subfolder per class, from fixed seeds; complete folders are kept."""
     for part, n, seed in (("train", SCANS_TRAIN, 1), ("test", SCANS_TEST, 2)):
-        write_drawings(folder / part, ("healthy", "lesion"), n, seed, draw_scan)
+        write_drawings(folder / part, ("healthy", "lesion"), min(n, most), seed, draw_scan)
 
 
 def write_drawings(
