@@ -48,9 +48,9 @@ chromium:
 	  { test "$$(id -u)" = 0 && command -v apt-get && apt-get update && apt-get install -y chromium; } || \
 	  echo "Chromium is missing and cannot be installed here: the tests of the Lab's page will fail"
 
-# one thread per worker: more threads than cores are slow
+# one thread per worker, because more threads than cores are slow; files in their own order, the longest first
 test: lint chromium
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 test-slow: lint chromium
 	$(BIN)/python -m pytest -m "slow or not slow"

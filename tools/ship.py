@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from capsnet.cli.inputs import birth_of, splits_for
+from capsnet.cli.inputs import splits_for
 from capsnet.data import Dataset, Examples, Splits
 from capsnet.errors import UserError, unknown
 from capsnet.evaluate import Evaluation, evaluate
@@ -145,7 +145,7 @@ class Trained:
 def open_run(folder: Path) -> Trained:
     """Load a run (or the best trial of a search), split its data as in training, and evaluate it."""
     print(f"{folder}: opening", file=sys.stderr)
-    model, birth = checkpoint.load(folder), birth_of(str(folder))
+    model, birth = checkpoint.load(folder), checkpoint.birth_of(folder)
     splits = splits_for(model, str(folder), None)
     held_back = evaluate(model, splits.validation) if len(splits.validation) else None
     test = evaluate(model, splits.test)
@@ -242,7 +242,7 @@ def seeds(runs: list[Trained], chosen: Trained) -> list[dict[str, Any]]:
 
 def legs(earlier: Sequence[Path], last: Trained) -> list[dict[str, Any]]:
     """The stages of a training, each from the weights of the one before, with a fresh optimiser state."""
-    births = [*(birth_of(str(folder)) for folder in earlier), last.birth]
+    births = [*(checkpoint.birth_of(folder) for folder in earlier), last.birth]
     return [{name: getattr(birth, name) for name in ("epochs", "steps", "seconds", "config")} for birth in births]
 
 

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from capsnet.data import parse
+from capsnet.data.registry import same_images
 from capsnet.errors import UserError
 from capsnet.io import checkpoint
-from capsnet.io.leakage import check_unseen, same_images
+from capsnet.io.leakage import check_unseen
 from capsnet.io.records import Certificate
 from capsnet.models.config import CapsNetConfig
 from capsnet.models.registry import build

@@ -10,9 +10,10 @@ from pathlib import Path
 from capsnet import data
 from capsnet.data import photo
 from capsnet.data.folder import pictures
-from capsnet.data.registry import DEFAULT_VALIDATION
+from capsnet.data.registry import DEFAULT_VALIDATION, same_images
+from capsnet.data.splits import fingerprint
 from capsnet.errors import UserError
-from capsnet.io.leakage import birth_of, fingerprint, same_images
+from capsnet.io.checkpoint import birth_of
 from capsnet.models.base import Model
 from capsnet.notice import say
 from capsnet.train.config import Config

@@ -272,6 +272,18 @@ def find(text: str) -> DatasetInfo | None:
     return DATASETS.get(name_of(text)) if name_of(text) in DATASETS else None
 
 
+def same_images(one: str, other: str) -> bool:
+    """Whether two datasets are made of the same images; the datasets of a missing plugin differ from all others.
+
+    >>> same_images("multimnist", "mnist"), same_images("mnist", "fashion-mnist")
+    (True, False)
+    """
+    try:
+        return parse(one).images == parse(other).images
+    except UserError:
+        return one == other
+
+
 def bin_edges(text: str) -> Mapping[str, tuple[float, ...]]:
     """Bin edges of the measures of a dataset; none for data that is not registered."""
     info = find(text)

@@ -7,6 +7,7 @@ default, so that no choice is made on the test set.
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from capsnet.data.examples import Dataset, Examples
-from capsnet.data.registry import Choice, Request
+from capsnet.data.registry import Choice, Request, parse
 from capsnet.data.seeds import generator
 from capsnet.data.sources import cache
 from capsnet.errors import UserError
@@ -33,6 +34,17 @@ class Splits(Generic[Part]):
 
     def to(self, device: torch.device | str) -> Splits[Part]:
         return Splits(self.train.to(device), self.validation.to(device), self.test.to(device))
+
+
+def fingerprint(splits: Splits, data: str) -> dict[str, int]:
+    """Checksums of each split of the user's images, which may change; empty for other datasets."""
+    if parse(data).info.checksum is None:
+        return {}
+    parts = {"train": splits.train, "validation": splits.validation, "test": splits.test}
+    return {
+        name: zlib.crc32(part.labels.numpy(), zlib.crc32(part.images.contiguous().numpy()))
+        for name, part in parts.items()
+    }
 
 
 def split(train: Dataset, test: Dataset, request: Request) -> Splits[Dataset]:

@@ -120,6 +120,11 @@ def load(path: str | Path, device: str | torch.device = "cpu", *, stem: nn.Modul
     return model.to(device).eval()
 
 
+def birth_of(model: str | Path) -> Certificate:
+    """The birth certificate in the header of a model, without building the model."""
+    return Certificate.of_header(read_tensors(model_file(model))[1].get("certificate"))
+
+
 def require_parts(record: dict[str, Any], file: Path, stem: nn.Module | None = None) -> None:
     """Refuse a model whose plugins or whose stem is missing, and say which."""
     plugins.require(record.get("plugins", []), (MODELS, ROUTINGS), str(file))

@@ -7,11 +7,12 @@ leak; the seed also decides the test split of your own images.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from capsnet.data import Splits, load, parse
+from capsnet.data import load, parse
+from capsnet.data.registry import same_images
+from capsnet.data.splits import fingerprint
 from capsnet.errors import UserError
 from capsnet.io import checkpoint, zoo
 from capsnet.io.records import Certificate
@@ -30,7 +31,7 @@ def check_unseen(config: Config, strict: bool = True) -> None:
     names = [config.init, config.teacher]
     for name in names:  # grows by the models before each model, as far as they still exist
         if name and (zoo.is_shipped(name) or Path(name).exists()):
-            birth = birth_of(name)
+            birth = checkpoint.birth_of(name)
             names += {birth.config.get("init", ""), birth.config.get("teacher", "")} - {*names}
             if problem := leak(name, birth, config):
                 if strict or config.patience or config.stop_at or parse(config.data).info.seeded_test:
@@ -65,31 +66,3 @@ def images_unchanged(
     split = {setting: getattr(config, setting) for setting in (*SPLIT[1:], "train_limit")}
     now = fingerprint(load(config.data, **split, image_size=tuple(size), channels=channels), config.data)
     return all(now.get(part) == birth.images.get(part) for part in parts)
-
-
-def fingerprint(splits: Splits, data: str) -> dict[str, int]:
-    """Checksums of each split of the user's images, which may change; empty for other datasets."""
-    if parse(data).info.checksum is None:
-        return {}
-    parts = {"train": splits.train, "validation": splits.validation, "test": splits.test}
-    return {
-        name: zlib.crc32(part.labels.numpy(), zlib.crc32(part.images.contiguous().numpy()))
-        for name, part in parts.items()
-    }
-
-
-def same_images(one: str, other: str) -> bool:
-    """Whether two datasets are made of the same images; the datasets of a missing plugin differ from all others.
-
-    >>> same_images("multimnist", "mnist"), same_images("mnist", "fashion-mnist")
-    (True, False)
-    """
-    try:
-        return parse(one).images == parse(other).images
-    except UserError:
-        return one == other
-
-
-def birth_of(model: str) -> Certificate:
-    """The birth certificate in the header of a model."""
-    return Certificate.of_header(checkpoint.read_tensors(checkpoint.model_file(model))[1].get("certificate"))

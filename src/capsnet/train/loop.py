@@ -25,11 +25,12 @@ from capsnet.data import Batch, Batches, Splits
 from capsnet.data import load as load_data
 from capsnet.data import parse as parse_data
 from capsnet.data.seeds import generator
+from capsnet.data.splits import fingerprint
 from capsnet.errors import UserError
 from capsnet.evaluate import Evaluation, evaluate
 from capsnet.files import Lock, remove_leftovers, sha256
 from capsnet.io import checkpoint
-from capsnet.io.leakage import check_unseen, fingerprint
+from capsnet.io.leakage import check_unseen
 from capsnet.io.records import Certificate
 from capsnet.io.transfer import open_teacher, start_from
 from capsnet.models.base import Losses, Model
