@@ -133,7 +133,7 @@ def load_study(name: str, url: str) -> optuna.Study:
     file = Path(url.removeprefix(SQLITE))
     if url.startswith(SQLITE) and not file.exists():
         raise UserError(f"there is no study in {file}: name one with --study, or start it with --space.")
-    with storage_errors(url):
+    with storage_errors(url), Lock(lock_folder(url, name), on_wait=lambda: None):  # another process may create it
         storage = connect(url)
         names = optuna.get_all_study_names(storage)
         if name not in names:
