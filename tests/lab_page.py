@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import os
 from collections.abc import Callable
 
+import numpy as np
 from playwright.sync_api import Page
 
 NAME = "quick-mnist"
@@ -62,3 +64,61 @@ def settle(page: Page) -> None:
 def painted(page: Page) -> None:
     """Wait for two frames."""
     page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+
+
+def numbers(page: Page, expression: str) -> np.ndarray:
+    """A Float32Array of the page."""
+    return np.array(page.evaluate(f"() => Array.from({expression})"), np.float32)
+
+
+def canvas(page: Page, selector: str) -> np.ndarray:
+    """The pixels of a canvas (h, w, 4)."""
+    found = page.evaluate(
+        """(selector) => {
+          const { height, width } = document.querySelector(selector);
+          const copy = new OffscreenCanvas(width, height).getContext('2d', { willReadFrequently: true });
+          copy.drawImage(document.querySelector(selector), 0, 0);
+          const { data } = copy.getImageData(0, 0, width, height);
+          const rows = Array.from({ length: height }, (_, y) => data.subarray(4 * width * y, 4 * width * (y + 1)));
+          return [height, width, btoa(rows.map((row) => String.fromCharCode(...row)).join(''))];
+        }""",
+        selector,
+    )
+    return np.frombuffer(base64.b64decode(found[2]), np.uint8).reshape(found[0], found[1], 4)
+
+
+def lengths(page: Page) -> list[float]:
+    """The bars as screen readers announce them."""
+    bars = page.locator("#classes [data-class]")
+    return [float(bars.nth(k).get_attribute("aria-valuenow") or "nan") for k in range(bars.count())]
+
+
+def draw(page: Page, *points: tuple[float, float]) -> None:
+    """A stroke on the canvas through points relative to its width and height."""
+    box = page.locator("#draw").bounding_box()
+    assert box
+    places = [(box["x"] + x * box["width"], box["y"] + y * box["height"]) for x, y in points]
+    page.mouse.move(*places[0])
+    page.mouse.down()
+    for place in places[1:]:
+        page.mouse.move(*place, steps=6)
+    page.mouse.up()
+
+
+def draw_one(page: Page) -> None:
+    page.locator("#clear").click()
+    draw(page, (0.5, 0.2), (0.5, 0.8))
+    settle(page)
+
+
+def move_slider(page: Page, selector: str, value: float) -> None:
+    """Change the value and send the event of a moved slider."""
+    page.locator(selector).evaluate(
+        "(slider, value) => { slider.value = value; slider.dispatchEvent(new Event('input', { bubbles: true })); }",
+        value,
+    )
+
+
+def glided(page: Page, t: int) -> None:
+    """Wait until the ribbons show routing iteration t."""
+    page.wait_for_function("(t) => Number(document.querySelector('.routing-body').dataset.shown) === t", arg=t)

@@ -13,6 +13,7 @@ from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_play
 from capsnet.io import checkpoint, zoo
 from capsnet.io.records import Certificate
 from capsnet.lab.site import export_site
+from capsnet.models.capsnet import CapsNet
 from capsnet.models.config import CapsNetConfig, CNNConfig
 from lab_page import NAME, PATIENCE, Opened, Watch, settle
 from lab_server import SMALL, Running, running_lab, write_model, write_models
@@ -25,6 +26,7 @@ QUIETLY = [
     "--disable-default-apps",
 ]  # fmt: skip
 expect.set_options(timeout=PATIENCE)
+pytest.register_assert_rewrite("lab_both")
 
 
 @pytest.fixture(scope="session")
@@ -44,6 +46,14 @@ def write_two_at_once(folder: Path) -> str:
     model.multi_label = True
     checkpoint.save_model(folder / checkpoint.MODEL_FILE, model, Certificate(config={"data": "multimnist"}))
     return str(folder)
+
+
+@pytest.fixture(scope="session")
+def model() -> CapsNet:
+    """The network that the page starts with."""
+    model = checkpoint.load(NAME)
+    assert isinstance(model, CapsNet)
+    return model
 
 
 @pytest.fixture(scope="session")

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import base64
-import io
 import json
 import re
 import statistics
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,80 +12,24 @@ import torch
 from PIL import Image
 from playwright.sync_api import Browser, Page, expect
 
-from capsnet import data
-from capsnet.io import checkpoint, zoo
+from capsnet.io import zoo
 from capsnet.lab.hand import by_hand
-from capsnet.lab.samples import centred
 from capsnet.models.capsnet import CapsNet
-from capsnet.routing.base import ALL
-from capsnet.routing.dynamic import DynamicRouting
-from lab_page import NAME, PATIENCE, Opened, Watch, painted, settle
+from lab_both import *  # noqa: F403
+from lab_page import (
+    NAME,
+    PATIENCE,
+    Opened,
+    canvas,
+    draw,
+    draw_one,
+    lengths,
+    move_slider,
+    numbers,
+    painted,
+    settle,
+)
 from lab_server import Running, known_plugin, running_lab
-
-
-@pytest.fixture(scope="module")
-def model() -> CapsNet:
-    model = checkpoint.load(NAME)
-    assert isinstance(model, CapsNet)
-    return model
-
-
-def numbers(page: Page, expression: str) -> np.ndarray:
-    """A Float32Array of the page."""
-    return np.array(page.evaluate(f"() => Array.from({expression})"), np.float32)
-
-
-def canvas(page: Page, selector: str) -> np.ndarray:
-    """The pixels of a canvas (h, w, 4)."""
-    found = page.evaluate(
-        """(selector) => {
-          const { height, width } = document.querySelector(selector);
-          const copy = new OffscreenCanvas(width, height).getContext('2d', { willReadFrequently: true });
-          copy.drawImage(document.querySelector(selector), 0, 0);
-          const { data } = copy.getImageData(0, 0, width, height);
-          const rows = Array.from({ length: height }, (_, y) => data.subarray(4 * width * y, 4 * width * (y + 1)));
-          return [height, width, btoa(rows.map((row) => String.fromCharCode(...row)).join(''))];
-        }""",
-        selector,
-    )
-    return np.frombuffer(base64.b64decode(found[2]), np.uint8).reshape(found[0], found[1], 4)
-
-
-def lengths(page: Page) -> list[float]:
-    """The bars as screen readers announce them."""
-    bars = page.locator("#classes [data-class]")
-    return [float(bars.nth(k).get_attribute("aria-valuenow") or "nan") for k in range(bars.count())]
-
-
-def draw(page: Page, *points: tuple[float, float]) -> None:
-    """A stroke on the canvas through points relative to its width and height."""
-    box = page.locator("#draw").bounding_box()
-    assert box
-    places = [(box["x"] + x * box["width"], box["y"] + y * box["height"]) for x, y in points]
-    page.mouse.move(*places[0])
-    page.mouse.down()
-    for place in places[1:]:
-        page.mouse.move(*place, steps=6)
-    page.mouse.up()
-
-
-def draw_one(page: Page) -> None:
-    page.locator("#clear").click()
-    draw(page, (0.5, 0.2), (0.5, 0.8))
-    settle(page)
-
-
-def move_slider(page: Page, selector: str, value: float) -> None:
-    """Change the value and send the event of a moved slider."""
-    page.locator(selector).evaluate(
-        "(slider, value) => { slider.value = value; slider.dispatchEvent(new Event('input', { bubbles: true })); }",
-        value,
-    )
-
-
-def glided(page: Page, t: int) -> None:
-    """Wait until the ribbons show routing iteration t."""
-    page.wait_for_function("(t) => Number(document.querySelector('.routing-body').dataset.shown) === t", arg=t)
 
 
 def test_the_page_shows_an_example_on_load(page: Page, model: CapsNet) -> None:
@@ -102,14 +42,6 @@ def test_the_page_shows_an_example_on_load(page: Page, model: CapsNet) -> None:
     assert page.evaluate("() => document.querySelectorAll('#pose input[data-dim]').length") == 16
 
 
-def test_a_drawn_stroke_makes_one_bar_lead(page: Page) -> None:
-    draw_one(page)
-    found = lengths(page)
-    assert int(np.argmax(found)) == 1
-    assert sorted(found)[-1] > 0.7 > 0.5 > sorted(found)[-2]
-    expect(page.locator("#prediction")).to_contain_text("This is a 1")
-
-
 def test_undo_removes_the_stroke(page: Page) -> None:
     before = numbers(page, "lab.input")
     draw(page, (0.2, 0.2), (0.8, 0.8))
@@ -118,30 +50,6 @@ def test_undo_removes_the_stroke(page: Page) -> None:
     page.keyboard.press("Control+z")
     settle(page)
     np.testing.assert_array_equal(numbers(page, "lab.input"), before)
-
-
-def test_a_slider_shows_the_reconstruction_of_torch(page: Page, model: CapsNet) -> None:
-    before = canvas(page, "#reconstruction")
-    move_slider(page, "#pose input[data-dim='3']", 0.25)
-    move_slider(page, "#pose input[data-dim='9']", -0.2)
-    painted(page)
-    after = canvas(page, "#reconstruction")
-    assert np.abs(after.astype(int) - before).max() > 40
-    poses = torch.from_numpy(numbers(page, "lab.result.poses")).view(1, 10, 16)
-    klass = page.evaluate("() => lab.selected()")
-    poses[0, klass, 3] += 0.25
-    poses[0, klass, 9] -= 0.2
-    with torch.inference_mode():
-        expected = model.reconstruct(poses, torch.tensor([klass]))
-    assert expected is not None
-    pose = json.dumps(poses[0, klass].tolist())
-    decoded = numbers(page, f"lab.decode({pose}, {klass})")
-    np.testing.assert_allclose(decoded, expected.flatten(), atol=1e-4)
-    # the canvas shows this image pixel by pixel
-    shade = after[..., :3].mean(-1)
-    if shade.shape != (28, 28):
-        shade = np.array(Image.fromarray(shade.astype(np.uint8)).resize((28, 28), Image.Resampling.BOX), float)
-    assert abs(np.corrcoef(shade.flatten(), expected.flatten())[0, 1]) > 0.99
 
 
 def test_the_decoder_in_the_page_matches_torch_for_any_pose_of_any_class(page: Page, model: CapsNet) -> None:
@@ -157,80 +65,12 @@ def test_the_decoder_in_the_page_matches_torch_for_any_pose_of_any_class(page: P
         assert np.abs(found - expected.flatten().numpy()).max() < 1e-4
 
 
-def test_scrubbing_steps_through_the_iterations_and_couplings_sum_to_one(page: Page, model: CapsNet) -> None:
-    page.get_by_label("More iterations", exact=True).first.click()
-    settle(page)
-    shape = page.evaluate("() => lab.result.couplings.shape")
-    assert shape == [4, 288, 10]
-    couplings = numbers(page, "lab.result.couplings").reshape(shape)
-    np.testing.assert_allclose(couplings.sum(-1), 1, atol=1e-5)
-    np.testing.assert_allclose(couplings[0], 0.1, atol=1e-6)
-    pictures, said = [], []
-    for t in range(4):
-        move_slider(page, "#scrub", t)
-        glided(page, t)
-        assert page.evaluate("() => lab.state.routing.t") == t
-        pictures.append(canvas(page, "#ribbons"))
-        said.append(float(page.locator("#ribbons").get_attribute("data-value") or "nan"))
-    assert said[0] == pytest.approx(0.1, abs=1e-3)
-    assert said == sorted(said)
-    assert said[-1] > said[0] + 0.005
-    assert np.abs(pictures[0].astype(int) - pictures[-1]).max() > 20
-
-
 def test_play_runs_to_the_last_iteration_and_step_moves_by_one(page: Page) -> None:
     page.locator("#step").click()
     assert page.evaluate("() => lab.state.routing.t") == 1
     move_slider(page, "#scrub", 0)
     page.locator("#play").click()
     page.wait_for_function("() => lab.state.routing.t === lab.result.couplings.shape[0] - 1")
-
-
-def two_digits(model: CapsNet, digits: data.Dataset, dx: int, dy: int) -> tuple[int, int]:
-    """The indices of two test digits that the network recognises when they overlap."""
-    for a in range(40):
-        others = torch.arange(40, 140)
-        others = others[digits.labels[others] != digits.labels[a]]
-        shape = model.config.image_shape
-        first = centred(digits.images[a].float() / 255, shape)
-        second = centred(digits.images[others].float() / 255, shape).roll((dy, dx), (-2, -1))
-        seen = model.predict((first + second).clamp(max=1), top=2)
-        for n, b in enumerate(others.tolist()):
-            both = {int(digits.labels[a]), int(digits.labels[b])}
-            if set(seen.labels[n].tolist()) == both and seen.activations[n].topk(3).values[1] > 0.7:
-                return a, b
-    raise AssertionError("the network recognises no pair")
-
-
-def test_two_overlapping_digits_are_both_named_and_decoded(
-    opened: Opened, digits: data.Dataset, models: list[str]
-) -> None:
-    page = opened()
-    page.locator("button[data-mode=overlap]").click()
-    page.wait_for_function("() => lab.model.multi_label")
-    name = page.evaluate("() => lab.model.name")
-    model = checkpoint.load(next((path for path in models if Path(path).name == name), name))
-    assert isinstance(model, CapsNet)
-    a, b = two_digits(model, digits, 4, -4)
-    for which, index in (("a", a), ("b", b)):
-        page.locator(f"#overlap-{which}").fill(str(index))
-        page.locator(f"#overlap-{which}").press("Enter")
-    page.locator("#draw").focus()
-    while (at := page.evaluate("() => [lab.state.input.overlap.dx, lab.state.input.overlap.dy]")) != [4, -4]:
-        keys = [("ArrowLeft", at[0] > 4), ("ArrowRight", at[0] < 4), ("ArrowUp", at[1] > -4), ("ArrowDown", at[1] < -4)]
-        page.keyboard.press(next(key for key, wanted in keys if wanted))
-    settle(page)
-    shape = model.config.image_shape
-    first, second = (centred(digits.images[n].float() / 255, shape) for n in (a, b))
-    expected = (first + second.roll((-4, 4), (-2, -1))).clamp(max=1)
-    np.testing.assert_allclose(numbers(page, "lab.input"), expected.flatten(), atol=1e-3)
-    named = set(re.findall(r"\d", page.locator("#prediction").inner_text()))
-    assert named == {str(int(digits.labels[n])) for n in (a, b)}
-    # each in its own colour
-    pictures = page.locator("#panel-classes .decoded canvas")
-    assert pictures.count() >= 1
-    seen = canvas(page, "#panel-classes .decoded canvas")[..., :3].astype(int)
-    assert np.ptp(seen, axis=-1).max() > 40
 
 
 def test_the_second_digit_can_be_dragged_over_the_first(opened: Opened) -> None:
@@ -257,44 +97,6 @@ def test_any_other_class_can_be_reconstructed(opened: Opened) -> None:
     settle(page)
     expect(page.locator("#panel-classes")).to_contain_text("not present")
     assert np.abs(canvas(page, "#reconstruction").astype(int) - before).max() > 40
-
-
-def state_of(page: Page) -> dict[str, Any]:
-    return page.evaluate("() => lab.state")
-
-
-def test_a_link_restores_the_whole_state_including_the_drawing(opened: Opened) -> None:
-    page = opened()
-    page.locator("#clear").click()
-    draw(page, (0.3, 0.25), (0.7, 0.25), (0.45, 0.8))
-    draw(page, (0.35, 0.5), (0.6, 0.5))
-    settle(page)
-    page.evaluate(
-        """() => lab.update({
-          transform: { rotate: 12, scale: 1.1, shear: 0.2, x: 1.5, y: -2 },
-          routing: { options: { iterations: 5, leaky: true }, t: 2 },
-          selected: 7, keepLength: true, names: { 'quick-mnist/7/3': 'thickness' } })"""
-    )
-    settle(page)
-    move_slider(page, "#pose input[data-dim='3']", 0.155)
-    page.locator("#pose-keep").click()
-    move_slider(page, "#mix", 0.3)
-    settle(page)
-    page.evaluate(
-        "async () => { while (location.href !== await lab.link()) await new Promise(requestAnimationFrame); }"
-    )
-    link = page.url
-    assert "#" in link
-    other = opened(link)
-    assert state_of(other) == state_of(page)
-    np.testing.assert_array_equal(numbers(other, "lab.input"), numbers(page, "lab.input"))
-    painted(other)
-    for selector in ("#draw", "#seen", "#reconstruction"):
-        np.testing.assert_array_equal(canvas(other, selector), canvas(page, selector))
-    expect(other.locator("#prediction")).to_have_text(page.locator("#prediction").inner_text())
-    other.reload()
-    settle(other)
-    assert state_of(other) == state_of(page)
 
 
 def test_a_broken_link_gets_a_message_and_the_example(opened: Opened, lab: Running) -> None:
@@ -499,22 +301,6 @@ def test_the_options_of_a_plugin_routing_are_shown_and_change_the_answer(page: P
     expect(page.locator("#card")).to_contain_text("Gate")
 
 
-def test_an_image_can_be_uploaded(page: Page, watch: Watch) -> None:
-    image = Image.new("L", (120, 160), "white")
-    image.paste("black", (54, 20, 66, 140))
-    file = io.BytesIO()
-    image.save(file, "PNG")
-    page.locator("button[data-mode=image]").click()
-    page.locator("#file").set_input_files({"name": "one.png", "mimeType": "image/png", "buffer": file.getvalue()})
-    page.wait_for_function("() => lab.state.input.pixels")
-    settle(page)
-    expect(page.locator("#prediction")).to_contain_text("This is a 1")
-    page.locator("#file").set_input_files({"name": "no.png", "mimeType": "image/png", "buffer": b"not an image"})
-    expect(page.locator("#notice")).to_contain_text("image")
-    assert [complaint for complaint in watch.complaints if "422" not in complaint] == []
-    watch.complaints.clear()  # browsers always log a 422
-
-
 def test_only_mistakes_shows_mistakes(page: Page) -> None:
     page.locator("button[data-mode=test]").click()
     settle(page)
@@ -559,42 +345,6 @@ def test_a_primary_capsule_shows_its_receptive_field(page: Page) -> None:
     assert field["size"] == size
     assert 0 <= field["x"] <= 28 - size
     expect(page.locator("#panel-input .receptive").first).to_be_visible()
-
-
-def test_compare_shows_the_answer_of_the_cnn(page: Page) -> None:
-    page.locator("#compare").click()
-    expect(page.locator("#panel-compare")).to_be_visible()
-    expect(page.locator("#compare-verdict")).to_contain_text(re.compile("say"))
-    shown = page.locator("#panel-compare").inner_text()
-    for model in page.evaluate("() => lab.models.filter((m) => [lab.model.name, 'small-cnn'].includes(m.name))"):
-        assert model["name"] in shown
-    assert "parameters" in shown
-    verdict = page.locator("#compare-verdict").inner_text()
-    page.locator("#draw").focus()
-    for _ in range(6):
-        page.keyboard.press("ArrowRight")
-    settle(page)
-    expect(page.locator("#compare-verdict")).not_to_have_text(verdict)
-
-
-def test_routing_by_hand_shows_procedure_1(page: Page) -> None:
-    page.locator("#hand").click()
-    expect(page.locator("#view-hand")).to_be_visible()
-    expect(page.locator("#view-hand")).to_contain_text("Procedure 1")
-    lit = []
-    for _ in range(6):
-        lit.append(page.locator("#view-hand [aria-current=step]").get_attribute("data-line"))
-        page.locator("#hand-step").click()
-        painted(page)
-    assert lit[:5] == ["2", "4", "5", "6", "7"]
-    while page.locator("#hand-step").is_enabled():
-        page.locator("#hand-step").click()
-        painted(page)
-    drawn = page.evaluate("() => lab.state.hand")
-    v = DynamicRouting().route(torch.tensor([drawn["votes"]]), None, ALL, trace=False).poses[0]
-    shown = page.locator("#view-hand").inner_text()
-    for length in v.norm(dim=-1).tolist():
-        assert f"{length:.2f}" in shown
 
 
 def couplings(page: Page, which: int = 0) -> list[str]:
@@ -772,23 +522,6 @@ def test_the_poses_of_two_digits_are_blended(page: Page) -> None:
     assert not np.array_equal(seen[1], seen[0])
     assert not np.array_equal(seen[1], seen[2])
     assert np.array_equal(seen[2], drawn)
-
-
-def test_images_and_numbers_can_be_exported(page: Page, tmp_path: Path) -> None:
-    files = {}
-    for kind in ("picture", "strip", "gif", "json"):
-        page.locator("#export").click()
-        with page.expect_download() as download:
-            page.locator(f"#export-{kind}").click()
-        files[kind] = tmp_path / download.value.suggested_filename
-        download.value.save_as(files[kind])
-    with Image.open(files["picture"]) as sheet, Image.open(files["strip"]) as strip, Image.open(files["gif"]) as film:
-        assert sheet.width > 1000
-        assert strip.width > 9 * strip.height
-        assert getattr(film, "n_frames", 1) >= 11
-    record = json.loads(files["json"].read_text())
-    assert record["activations"]["shape"] == [10]
-    np.testing.assert_allclose(record["activations"]["data"], numbers(page, "lab.result.activations"), atol=1e-6)
 
 
 def test_the_newest_input_wins(page: Page, model: CapsNet) -> None:

@@ -26,6 +26,7 @@ from capsnet.lab.samples import centred
 from capsnet.lab.server import read_photo
 from capsnet.models.base import Divided, Model
 from capsnet.nn.layers import DenseCaps
+from lab_both import *  # noqa: F403
 from lab_page import NAME, PATIENCE, Opened, Watch, settle
 from lab_server import Running
 from static_site import Host, hosted

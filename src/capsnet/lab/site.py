@@ -40,7 +40,9 @@ MOST_SAMPLES = 10_000  # test images of a dataset
 PART = 500  # test images in a file
 BATCH = 100
 HEAD = '<meta charset="utf-8">'
+MAIN = '  <script type="module" src="static/js/main.js"></script>'
 ENGINE = 'export { Engine } from "./engine-static.js";\n'
+WORKER_ONLY = ("engine-worker.js", "network.js", "photo.js", "routings.js")
 LOWER, UPPER = range(2, 7), range(2, 5)  # capsules of the view by hand
 
 
@@ -130,7 +132,7 @@ class Site:
         """The page as it is served, with its policy in a meta tag, and the other engine."""
         index = (PAGE / "index.html").read_text(encoding="utf-8")
         meta = f'{HEAD}\n  <meta http-equiv="Content-Security-Policy" content="{policy.STATIC}">'
-        self.put("index.html", index.replace(HEAD, meta, 1))
+        self.put("index.html", index.replace(HEAD, meta, 1).replace(MAIN, preloads() + MAIN, 1))
         for file in sorted(PAGE.rglob("*.*")):
             if file.name not in ("index.html", "service-worker.js", *SERVER_ONLY):
                 self.put(f"static/{file.relative_to(PAGE).as_posix()}", file.read_bytes())
@@ -228,8 +230,10 @@ class Site:
         return wrong
 
 
-def checksum(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+def preloads() -> str:
+    """Links that load all modules of the page at once instead of one import after the other."""
+    names = [file.name for file in sorted((PAGE / "js").glob("*.js")) if file.name not in SERVER_ONLY + WORKER_ONLY]
+    return "".join(f'  <link rel="modulepreload" href="static/js/{name}">\n' for name in names)
 
 
 def routings() -> list[dict[str, Any]]:

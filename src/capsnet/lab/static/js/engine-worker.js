@@ -30,12 +30,17 @@ const CALLS = {
     const outputs = await session.run({ images: new ort.Tensor("float32", pixels, [1, ...shape]) });
     const found = session.outputNames.map((output) => outputs[output].data);
     if (network) return answer(network, found, changes, focus);
-    return { header: { ranking: ranked(found[0]) }, arrays: { activations: [found[0], [found[0].length]] } };
+    return { header: { ranking: ranked(found[0]) }, arrays: { activations: [found[0].slice(), [found[0].length]] } };
   },
 
   photo: prepare,
   hand: byHand,
 };
+
+/** The arrays of an answer move to the page instead of being copied. */
+function buffersOf(result) {
+  return Object.values(result?.arrays ?? {}).map(([values]) => values.buffer);
+}
 
 /** onnxruntime-web runs one thing at a time. */
 let queue = Promise.resolve();
@@ -43,7 +48,8 @@ let queue = Promise.resolve();
 addEventListener("message", ({ data: { id, call, args } }) => {
   queue = queue.then(async () => {
     try {
-      postMessage({ id, result: await CALLS[call](...args) });
+      const result = await CALLS[call](...args);
+      postMessage({ id, result }, buffersOf(result));
     } catch (error) {
       if (!(error instanceof Refusal)) console.error(error);
       postMessage({ id, refused: error instanceof Refusal ? error.message : `The network could not be run in this browser (${error.message}).` });

@@ -78,7 +78,7 @@ function models(root, lab) {
 }
 
 function factsOf({ image_shape: [, height, width], parameters, error_percent: error }) {
-  const facts = [`${width}×${height} pixels`, `${millions(parameters)} parameters`];
+  const facts = [`${width}×${height}`, `${millions(parameters)} parameters`];
   if (error !== null && error !== undefined) facts.push(`${error.toFixed(2)} % test error`);
   return facts.join(" · ");
 }

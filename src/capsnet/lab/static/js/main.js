@@ -16,6 +16,7 @@ import * as header from "./header.js";
 import * as input from "./input.js";
 import { forget, recall, remember } from "./memory.js";
 import * as pose from "./pose.js";
+import * as present from "./present.js";
 import * as primary from "./primary.js";
 import { see } from "./raster.js";
 import { Newest, Refusal } from "./requests.js";
@@ -377,6 +378,7 @@ const PANELS = [
   [share, "share-menu"],
   [cards, "cards"],
   [tour, "tour-card"],
+  [present, "slide"],
 ];
 for (const [panel, id] of PANELS) panel.mount(document.getElementById(id), lab);
 lab.start();

@@ -21,7 +21,7 @@ export function networkOf(frame) {
   return { branches };
 }
 
-/** Everything that the page shows: `primaries` are the primary capsules of each branch (i · p). */
+/** Everything that the page shows, as new Float32Arrays: `primaries` are the primary capsules of each branch (i · p). */
 export function answer(network, primaries, changes, focus) {
   const outputs = network.branches.map((layers, g) => routed(layers, primaries[g], changes));
   const { steps, votes, sizes } = outputs.length === 1 ? outputs[0] : joined(outputs, network.branches[0].at(-1).own_activations);
@@ -30,13 +30,13 @@ export function answer(network, primaries, changes, focus) {
   const chosen = focus ?? ranking[0];
   const [I, J, Q] = sizes, T = steps.length;
   const arrays = {
-    activations: [last.activations, [J]],
-    poses: [last.outputs, [J, Q]],
+    activations: [Float32Array.from(last.activations), [J]],
+    poses: [Float32Array.from(last.outputs), [J, Q]],
     primary: primary(primaries, network.branches[0][0]),
     couplings: [concat(steps, "couplings"), [T, I, J]],
     outputs: [concat(steps, "outputs"), [T, J, Q]],
     step_activations: [concat(steps, "activations"), [T, J]],
-    entropy: [entropy(steps, J), [T]],
+    entropy: [Float32Array.from(entropy(steps, J)), [T]],
     agreement: [concat(steps.map((step) => ({ agreement: agreement(step, votes, sizes) })), "agreement"), [T, J]],
     ...votesFor(chosen, steps, votes, sizes),
   };

@@ -123,6 +123,11 @@ export function between(list, at) {
   return list[low].map((value, k) => value * (1 - share) + list[low + 1][k] * share);
 }
 
+/** How much larger than usual the type of the page is, for what canvases draw. */
+export function typeScale() {
+  return parseFloat(getComputedStyle(document.documentElement).fontSize) / 10;
+}
+
 /** A canvas for drawing in CSS pixels, sharp on any screen; returns its cleared context and its size. */
 export function surface(canvas) {
   const ratio = globalThis.devicePixelRatio || 1;

@@ -2,7 +2,7 @@
 // between them, its shade compares the coupling with a uniform one.
 
 import { clamp, html, set } from "./elements.js";
-import { between, surface } from "./paint.js";
+import { between, surface, typeScale } from "./paint.js";
 import { together } from "./classes.js";
 
 export function buildRibbons(view) {
@@ -32,7 +32,8 @@ export function paintRibbons(view) {
 function nodes(view, flow, width, height) {
   const { types, j, sent } = view.sums;
   const names = view.lab.model.classes.reduce((a, name) => Math.max(a, name.length), 1);
-  const right = width - Math.min(112, 56 + 6.5 * Math.min(names, 9)), left = 24;
+  const scale = typeScale();
+  const right = width - scale * Math.min(112, 56 + 6.5 * Math.min(names, 9)), left = 24 * scale;
   const total = sent.reduce((a, b) => a + b, 0) || 1;
   const gapLeft = Math.min(2, (0.3 * height) / types), gapRight = Math.min(7, (0.35 * height) / j);
   const got = Array.from({ length: j }, (_, n) => sumEvery(flow, n, j));
@@ -41,7 +42,7 @@ function nodes(view, flow, width, height) {
     let y = (height - unit * sizes.reduce((a, b) => a + b, 0) - gap * (sizes.length - 1)) / 2;
     return Array.from(sizes, (size) => ({ y: (y += size * unit + gap) - size * unit - gap, size: size * unit }));
   };
-  return { left, right, unit, total, got, lefts: stack(sent, gapLeft), rights: stack(got, gapRight) };
+  return { left, right, unit, scale, total, got, lefts: stack(sent, gapLeft), rights: stack(got, gapRight) };
 }
 
 function sumEvery(list, from, every) {
@@ -97,38 +98,38 @@ function drawRibbon(context, { from, to, size, colour, strength }, { left, right
   context.fill();
 }
 
-function drawLeft(context, { lab, sums }, { left, lefts }, height) {
+function drawLeft(context, { lab, sums }, { left, lefts, scale }, height) {
   const pointed = lab.transient.type ?? null;
   lefts.forEach(({ y, size }, type) => {
     context.fillStyle = pointed === type ? lab.colours.ink : lab.colours.muted;
     context.fillRect(left, y, 3, Math.max(size, 0.75));
   });
   context.fillStyle = pointed === null ? lab.colours.muted : lab.colours.ink;
-  context.font = "11px system-ui, sans-serif";
+  context.font = `${11 * scale}px system-ui, sans-serif`;
   context.textBaseline = "middle";
   context.textAlign = "right";
   const named = pointed === null || !lefts[pointed] ? [0, sums.types - 1] : [pointed];
   for (const type of named) {
     const middle = lefts[type].y + lefts[type].size / 2;
-    context.fillText(String(type + 1), left - 5, clamp(middle, 6, height - 6)); // the whole number stays inside
+    context.fillText(String(type + 1), left - 5, clamp(middle, 6 * scale, height - 6 * scale)); // the whole number stays inside
   }
 }
 
-function drawRight(context, { lab }, { right, rights, got, total }, colours, width) {
+function drawRight(context, { lab }, { right, rights, got, total, scale }, colours, width) {
   context.textBaseline = "middle";
-  const crowded = rights.length > 1 && rights[1].y - rights[0].y < 12;
+  const crowded = rights.length > 1 && rights[1].y - rights[0].y < 12 * scale;
   rights.forEach(({ y, size }, n) => {
     const chosen = colours.has(n);
     context.fillStyle = colours.get(n) ?? lab.colours.muted;
     context.fillRect(right - 3, y, chosen ? 5 : 3, Math.max(size, 0.75));
     if (crowded && !chosen) return; // names would overlap; the class panel lists them
-    context.font = `${chosen ? "600 " : ""}12px system-ui, sans-serif`;
+    context.font = `${chosen ? "600 " : ""}${12 * scale}px system-ui, sans-serif`;
     context.textAlign = "left";
     context.fillStyle = chosen ? lab.colours.ink : lab.colours.muted;
     const name = lab.model.classes[n];
     context.fillText(name.length > 9 ? `${name.slice(0, 8)}…` : name, right + 7, y + size / 2);
     context.textAlign = "right";
-    context.font = "11px system-ui, sans-serif";
+    context.font = `${11 * scale}px system-ui, sans-serif`;
     context.fillText(`${((100 * got[n]) / total).toFixed(1)} %`, width, y + size / 2);
   });
 }

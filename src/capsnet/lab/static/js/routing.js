@@ -22,7 +22,8 @@ export function mount(root, lab) {
   root.append(view.body, view.missing);
   root.addEventListener("keydown", (event) => onKey(view, event));
   lab.on((_, changed) => onFrame(view, changed));
-  new ResizeObserver(() => paint(view)).observe(view.ribbons);
+  const resized = new ResizeObserver(() => paint(view));
+  for (const canvas of [view.ribbons, view.plane]) resized.observe(canvas);
 }
 
 // ---------------------------------------------------------------- the film
@@ -195,9 +196,11 @@ function glide(view, target) {
 
 function paint(view) {
   set(view.body, { "data-shown": view.shown });
-  if (!view.sums || !view.lab.result?.couplings || view.result !== view.lab.result || !view.ribbons.clientWidth) return;
-  paintRibbons(view);
-  paintStory(view);
+  if (!view.sums || !view.lab.result?.couplings || view.result !== view.lab.result) return;
+  if (view.ribbons.clientWidth) { // a slide of the presentation shows only some of them
+    paintRibbons(view);
+    paintStory(view);
+  }
   paintDetails(view);
 }
 

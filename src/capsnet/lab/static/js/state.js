@@ -22,6 +22,7 @@ const EXAMPLE = [
 export const DEFAULTS = freeze({
   v: 1,
   view: "lab",
+  present: "", // the slide of the presentation
   model: "",
   input: {
     mode: "draw",
@@ -106,6 +107,7 @@ export function sanitise(raw) {
   return {
     v: 1,
     view: oneOf(o.view, ["lab", "hand"], d.view),
+    present: oneOf(o.present, ["input", "primary", "votes", "routing", "classes", "pose"], d.present),
     model: text(o.model, 200, d.model),
     input: {
       mode: oneOf(input.mode, ["draw", "test", "image", "overlap"], d.input.mode),

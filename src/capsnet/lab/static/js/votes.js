@@ -2,7 +2,7 @@
 // principal plane, and entropy and agreement over the steps.
 
 import { html, number, say, set, svg } from "./elements.js";
-import { between, rgb, surface } from "./paint.js";
+import { between, rgb, surface, typeScale } from "./paint.js";
 
 export function buildDetails(view) {
   const figure = (node, caption) => html("figure", {}, node, html("figcaption", { class: "small" }, caption));
@@ -118,8 +118,10 @@ function spread(places, { grid: [rows, columns], receptive, image_shape: [, heig
 /** The votes for the class as dots sized by their weight, v_j as an arrow, the spread of the votes as an ellipse. */
 function paintPlane(view) {
   const { lab, sums } = view;
+  if (!view.plane.clientWidth) return;
   const { context, width, height } = surface(view.plane);
   const { votes } = sums;
+  const scale = Math.max(typeScale(), width / 170);
   const place = fit(sums.box, width, height, 10);
   const now = between(rows(lab.result.weight, sums.i), view.shown);
   context.fillStyle = lab.colours.ink;
@@ -128,12 +130,12 @@ function paintPlane(view) {
     const share = Math.sqrt(now[k] / sums.heaviest);
     context.globalAlpha = (0.1 + 0.55 * share) * thin;
     context.beginPath();
-    context.arc(...place(votes[2 * k], votes[2 * k + 1]), 0.7 + 3.6 * share * thin, 0, 7);
+    context.arc(...place(votes[2 * k], votes[2 * k + 1]), scale * (0.7 + 3.6 * share * thin), 0, 7);
     context.fill();
   }
   context.globalAlpha = 1;
   drawEllipse(context, cluster(votes, now), place, lab.colours.accent);
-  drawArrow(context, place, [0, 0], between(rows(sums.outputs, 2), view.shown), lab.colours.accent);
+  drawArrow(context, place, [0, 0], between(rows(sums.outputs, 2), view.shown), lab.colours.accent, scale);
   const name = lab.model.classes[focusOf(view)];
   say(view.planeCaption, `votes for ${name}, and v`);
   set(view.plane, { "aria-label": `Votes for ${name} in two dimensions. The arrow is the class capsule.` });
@@ -188,18 +190,18 @@ function drawEllipse(context, { mx, my, xx, xy, yy }, place, colour) {
   context.setLineDash([]);
 }
 
-function drawArrow(context, place, from, to, colour) {
+function drawArrow(context, place, from, to, colour, scale) {
   const [x0, y0] = place(...from), [x1, y1] = place(...to);
   const angle = Math.atan2(y1 - y0, x1 - x0);
   context.strokeStyle = context.fillStyle = colour;
-  context.lineWidth = 2.5;
+  context.lineWidth = 2.5 * scale;
   context.beginPath();
   context.moveTo(x0, y0);
-  context.lineTo(x1 - 5 * Math.cos(angle), y1 - 5 * Math.sin(angle));
+  context.lineTo(x1 - 5 * scale * Math.cos(angle), y1 - 5 * scale * Math.sin(angle));
   context.stroke();
   context.beginPath();
   context.moveTo(x1, y1);
-  for (const turn of [2.65, -2.65]) context.lineTo(x1 + 9 * Math.cos(angle + turn), y1 + 9 * Math.sin(angle + turn));
+  for (const turn of [2.65, -2.65]) context.lineTo(x1 + 9 * scale * Math.cos(angle + turn), y1 + 9 * scale * Math.sin(angle + turn));
   context.fill();
 }
 
