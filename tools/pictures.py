@@ -103,6 +103,12 @@ def lab_hand(browser: Browser, url: str) -> None:
     save(page, "lab-hand")
 
 
+def lab_present(browser: Browser, url: str) -> None:
+    page = open_page(browser, url)
+    change(page, {"present": "routing", "routing": {"t": 2}})
+    save(page, "lab-present")
+
+
 def lab_phone(browser: Browser, url: str) -> None:
     save(open_page(browser, url, screen=PHONE), "lab-phone", full_page=True)
 
@@ -155,6 +161,7 @@ PICTURES: dict[str, Callable[[Browser, str], None]] = {
     "lab-overlap": lab_overlap,
     "lab-compare": lab_compare,
     "lab-hand": lab_hand,
+    "lab-present": lab_present,
     "lab-phone": lab_phone,
     "lab-routing": lab_routing,
 }

@@ -11,6 +11,7 @@ import * as classes from "./classes.js";
 import * as compare from "./compare.js";
 import { Decoder } from "./decoder.js";
 import { Engine } from "./engine.js";
+import * as exporting from "./export.js";
 import * as hand from "./hand.js";
 import * as header from "./header.js";
 import * as input from "./input.js";
@@ -376,6 +377,7 @@ const PANELS = [
   [compare, "panel-compare"],
   [hand, "view-hand"],
   [share, "share-menu"],
+  [exporting, "share-menu"],
   [cards, "cards"],
   [tour, "tour-card"],
   [present, "slide"],

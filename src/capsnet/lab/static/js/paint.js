@@ -1,4 +1,4 @@
-// Numbers to images: colour maps, a Float32Array on a canvas, PNG and GIF. The maps are straight lines in OKLab between
+// Numbers to images: colour maps and a Float32Array on a canvas. The maps are straight lines in OKLab between
 // the colours of the page, so equal steps of a number look equal in light and dark mode.
 
 /** A CSS colour as [r, g, b] in 0…255. */
@@ -128,8 +128,12 @@ export function typeScale() {
   return parseFloat(getComputedStyle(document.documentElement).fontSize) / 10;
 }
 
+/** The canvases that are drawn as vectors, with their contexts, while a panel is exported. */
+export const recorded = new Map();
+
 /** A canvas for drawing in CSS pixels, sharp on any screen; returns its cleared context and its size. */
 export function surface(canvas) {
+  if (recorded.has(canvas)) return { context: recorded.get(canvas).restart(), width: canvas.clientWidth, height: canvas.clientHeight };
   const ratio = globalThis.devicePixelRatio || 1;
   const { clientWidth: width, clientHeight: height } = canvas;
   const wide = Math.round(width * ratio), high = Math.round(height * ratio);
@@ -155,7 +159,7 @@ export function difference(painted, input, [channels, height, width]) {
 export function strip(frames, shape, map, scale = 4, gap = 4) {
   const [, height, width] = shape;
   const sheet = new OffscreenCanvas(frames.length * (width * scale + gap) - gap, height * scale);
-  const context = sheet.getContext("2d");
+  const context = sheet.getContext("2d", { willReadFrequently: true });
   context.imageSmoothingEnabled = false;
   const one = new OffscreenCanvas(width, height);
   frames.forEach((frame, n) => {
@@ -163,106 +167,4 @@ export function strip(frames, shape, map, scale = 4, gap = 4) {
     context.drawImage(one, n * (width * scale + gap), 0, width * scale, height * scale);
   });
   return sheet;
-}
-
-/** A canvas as a PNG. */
-export function png(canvas) {
-  if (canvas.convertToBlob) return canvas.convertToBlob({ type: "image/png" });
-  return new Promise((resolve) => canvas.toBlob(resolve, "image/png"));
-}
-
-/** Frames (c·h·w in 0…1; colour becomes grey) as a looping GIF, forwards and backwards. */
-export function gif(frames, [channels, height, width], map, { scale = 6, hundredths = 10 } = {}) {
-  const there = frames.map((frame) => enlarge(indices(frame, channels, height * width), height, width, scale));
-  const loop = [...there, ...there.slice(1, -1).reverse()];
-  return new Blob([encodeGif(loop, width * scale, height * scale, map, hundredths)], { type: "image/gif" });
-}
-
-function indices(frame, channels, n) {
-  const out = new Uint8Array(n);
-  for (let k = 0; k < n; k++) {
-    let sum = 0;
-    for (let c = 0; c < channels; c++) sum += frame[c * n + k];
-    out[k] = shade(sum / channels, 0, 1);
-  }
-  return out;
-}
-
-function enlarge(image, height, width, scale) {
-  const out = new Uint8Array(height * width * scale * scale);
-  for (let y = 0; y < height * scale; y++) {
-    for (let x = 0; x < width * scale; x++) {
-      out[y * width * scale + x] = image[Math.floor(y / scale) * width + Math.floor(x / scale)];
-    }
-  }
-  return out;
-}
-
-/** GIF89a with one palette of 256 colours: images are arrays of palette indices. */
-export function encodeGif(images, width, height, palette, hundredths) {
-  const bytes = [];
-  const word = (value) => bytes.push(value & 255, value >> 8);
-  const text = (value) => bytes.push(...[...value].map((letter) => letter.charCodeAt(0)));
-  text("GIF89a");
-  word(width);
-  word(height);
-  bytes.push(0xf7, 0, 0, ...palette); // a global table of 2^8 colours
-  bytes.push(0x21, 0xff, 11);
-  text("NETSCAPE2.0"); // makes it loop
-  bytes.push(3, 1, 0, 0, 0);
-  for (const image of images) {
-    bytes.push(0x21, 0xf9, 4, 0);
-    word(hundredths);
-    bytes.push(0, 0, 0x2c, 0, 0, 0, 0);
-    word(width);
-    word(height);
-    bytes.push(0, 8);
-    for (const block of blocks(compress(image))) bytes.push(block.length, ...block);
-    bytes.push(0);
-  }
-  bytes.push(0x3b);
-  return new Uint8Array(bytes);
-}
-
-function* blocks(bytes) {
-  for (let n = 0; n < bytes.length; n += 255) yield bytes.slice(n, n + 255);
-}
-
-/** LZW for GIF: codes of 9 to 12 bits, least significant bit first; a full table is cleared. */
-export function compress(image) {
-  const CLEAR = 256, END = 257, FULL = 4096;
-  const out = [];
-  let buffer = 0, filled = 0, size = 9, next = 258, table = new Map();
-  const write = (code) => {
-    buffer |= code << filled;
-    filled += size;
-    for (; filled >= 8; filled -= 8, buffer >>>= 8) out.push(buffer & 255);
-  };
-  write(CLEAR);
-  let prefix = image[0];
-  for (let n = 1; n < image.length; n++) {
-    const key = prefix * 256 + image[n];
-    const known = table.get(key);
-    if (known !== undefined) {
-      prefix = known;
-      continue;
-    }
-    write(prefix);
-    if (next < FULL) {
-      if (next === 1 << size) size++;
-      table.set(key, next++);
-    } else {
-      write(CLEAR);
-      table = new Map();
-      next = 258;
-      size = 9;
-    }
-    prefix = image[n];
-  }
-  write(prefix);
-  // the reader adds an entry for the code just read, which may lengthen its codes
-  if (next === 1 << size && size < 12) size++;
-  write(END);
-  if (filled) out.push(buffer & 255);
-  return out;
 }

@@ -21,6 +21,7 @@ export function mount(root, lab) {
     "This model has no routing: its layers use the same weights for every input.");
   root.append(view.body, view.missing);
   root.addEventListener("keydown", (event) => onKey(view, event));
+  lab.film = { positions: () => positions(view), show: (at) => showAt(view, at) };
   lab.on((_, changed) => onFrame(view, changed));
   const resized = new ResizeObserver(() => paint(view));
   for (const canvas of [view.ribbons, view.plane]) resized.observe(canvas);
@@ -90,6 +91,27 @@ function paintFilm(view) {
   view.back.disabled = t === 0;
   view.step.disabled = t >= steps - 1;
   say(view.where, `${t + 1} / ${steps}`);
+}
+
+const BETWEEN = 8; // frames of an exported animation from one step to the next
+
+/** What an animation of all steps shows, and for how long, in hundredths of a second. */
+function positions({ steps }) {
+  if (steps < 2) return [];
+  const count = BETWEEN * (steps - 1);
+  return Array.from({ length: count + 1 }, (_, n) => {
+    const share = (n % BETWEEN) / BETWEEN;
+    const at = Math.floor(n / BETWEEN) + share * share * (3 - 2 * share);
+    return { at, hundredths: n === count ? 180 : n % BETWEEN ? 6 : 60 };
+  });
+}
+
+/** Show a position between two steps at once; null goes back to the step that is chosen. */
+function showAt(view, at) {
+  cancelAnimationFrame(view.gliding);
+  view.gliding = 0;
+  view.shown = at ?? Math.min(view.lab.state.routing.t, view.steps - 1);
+  paint(view);
 }
 
 // ---------------------------------------------------------------- the options of the algorithm, as the engine lists them
@@ -207,7 +229,7 @@ function paint(view) {
 /** The step in a sentence. */
 function paintStory(view) {
   const { lab, sums, nodes } = view;
-  const t = Math.min(lab.state.routing.t, sums.steps - 1);
+  const t = Math.min(Math.round(view.shown), sums.steps - 1);
   const name = lab.model.classes[lab.result.header.focus];
   const share = ((100 * nodes.got[lab.result.header.focus]) / nodes.total).toFixed(1);
   const uniform = t === 0 && Math.abs(lab.result.entropy[0] - 1) < 1e-4;
