@@ -30,6 +30,7 @@ RATIOS = (
     "train_ratio_fp32_same_allocator",
     "train_ratio_bf16_same_allocator",
     "inference_ratio_batch128",
+    "inference_ratio_bf16",
     "inference_ratio_batch128_same_allocator",
     "inference_ratio_batch1",
 )
@@ -47,15 +48,29 @@ def test_the_benchmark_reports_every_ratio_and_the_memory_of_both_sides(capsys: 
     assert result["certificate"]["cpu"]
 
 
-def test_the_public_style_network_computes_the_same_as_ours() -> None:
-    ours, public = CapsNet(SMALL), bench.PublicStyle(SMALL)
+@pytest.mark.parametrize("stopped", [False, True])
+def test_the_public_styles_compute_the_same_as_ours(stopped: bool) -> None:
+    ours, public = CapsNet(replace(SMALL, routing=DynamicOptions(detach=stopped))), bench.PublicStyle(SMALL, stopped)
     public.conv1.load_state_dict(ours.stem[0].state_dict())
     public.primary.load_state_dict(ours.primary.conv.state_dict())
     u_order = torch.arange(72).view(6, 6, 2).permute(2, 0, 1).flatten()  # ours is (h w type), theirs (type h w)
     public.W.data = ours.caps[0].weight.data[u_order]  # type: ignore[union-attr,index,operator]
     images = torch.rand(3, 1, 28, 28)
     with kernels.plain():
-        torch.testing.assert_close(public(images).poses, ours(images).poses)
+        both = [model(images).poses for model in (public, ours)]
+    torch.testing.assert_close(*both)
+    gradients = [
+        torch.autograd.grad(poses.square().sum(), bias)[0]  # type: ignore[union-attr]
+        for poses, bias in zip(both, (public.conv1.bias, ours.stem[0].bias), strict=True)
+    ]
+    torch.testing.assert_close(*gradients, rtol=1e-3, atol=1e-5)
+
+
+def test_ratios_are_relative_to_the_faster_public_style() -> None:
+    case, second = bench.Case(SMALL, 4), {"plain": [2.0], "fast": [1.0], "fast-bf16": [0.5]}
+    times = {"public": [8.0], "public-stopped": [6.0], **second}
+    result = bench.summarize(case, times, times, times, dict.fromkeys(bench.SIDES, 1.0))
+    assert (result["train_ratio_fp32"], result["inference_ratio_bf16"]) == (6, 12)
 
 
 def test_a_training_step_of_each_side_changes_the_weights() -> None:

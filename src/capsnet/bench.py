@@ -3,11 +3,15 @@
 The variants alternate every few steps, so noise on the machine affects all of them alike. Medians and quartiles are
 reported; compare the ratios, not the absolute times.
 
-    public     the style of public implementations: nn.Conv2d, votes by a broadcast matrix product, every tensor
-               materialised, the system's default allocator
-    plain      this package's readable code; the allocator keeps freed memory
-    fast       this package's default kernels, with the same allocator
-    fast-bf16  the same with bfloat16 products if the processor supports them, otherwise a faster, less accurate float32
+    public          the style of public implementations: nn.Conv2d, votes by a broadcast matrix product, every tensor
+                    materialised, the system's default allocator; gradients flow through all routing iterations
+    public-stopped  another public style: gradients flow through the last iteration only
+    plain           this package's readable code; the allocator keeps freed memory
+    fast            this package's default kernels, with the same allocator
+    fast-bf16       the same with bfloat16 products if the processor supports them, otherwise a faster, less accurate
+                    float32
+
+Ratios to public code are relative to the faster of the two styles.
 """
 
 from __future__ import annotations
@@ -45,15 +49,20 @@ from capsnet.train import loop
 from capsnet.train.config import Config
 from capsnet.train.presets import get_preset
 
-SIDES = ("public", "plain", "fast", "fast-bf16")
+PUBLIC = ("public", "public-stopped")
+SIDES = (*PUBLIC, "plain", "fast", "fast-bf16")
 INFERENCE_BATCH = 128
 
 
 class PublicStyle(Model):
-    """The paper's network in the style of public implementations; for comparison only."""
+    """The paper's network in the style of public implementations; for comparison only.
 
-    def __init__(self, config: CapsNetConfig) -> None:
+    `stopped` is the style that detaches the votes in all iterations but the last: less is kept for the backward pass.
+    """
+
+    def __init__(self, config: CapsNetConfig, stopped: bool = False) -> None:
         super().__init__(config)
+        self.stopped = stopped
         ours = CapsNet(config)
         self.decoder = ours.decoder
         channels = config.stem_channels[-1]
@@ -73,10 +82,12 @@ class PublicStyle(Model):
         b_ij = torch.zeros(*u_hat.shape[:3], 1, device=u.device)
         iterations = getattr(self.config.routing, "iterations", 1)
         for t in range(iterations):
+            last = t == iterations - 1
+            vote = u_hat.detach() if self.stopped and not last else u_hat
             c_ij = torch.softmax(b_ij, dim=2)
-            v = self.squash((c_ij * u_hat).sum(1, keepdim=True))
-            if t < iterations - 1:
-                b_ij = b_ij + (u_hat * v).sum(-1, keepdim=True)
+            v = self.squash((c_ij * vote).sum(1, keepdim=True))
+            if not last:
+                b_ij = b_ij + (vote * v).sum(-1, keepdim=True)
         v = v.squeeze(1)
         return Output(torch.sqrt((v**2).sum(-1) + 1e-9), v)
 
@@ -94,8 +105,8 @@ class Case:
 
     @property
     def sides(self) -> tuple[str, ...]:
-        """The variants to measure; `public` only exists for the paper's network."""
-        return SIDES if self.is_paper else SIDES[1:]
+        """The variants to measure; the public styles only exist for the paper's network."""
+        return SIDES if self.is_paper else SIDES[len(PUBLIC) :]
 
     @property
     def is_paper(self) -> bool:
@@ -116,12 +127,15 @@ class Worker:
     """One variant: builds its network once, then runs steps on request."""
 
     def __init__(self, side: str, case: Case) -> None:
-        if side != "public":
+        public = side in PUBLIC
+        if not public:
             keep_memory()
         torch.manual_seed(0)
         self.side, self.case = side, case
-        self.model: Any = PublicStyle(cast(CapsNetConfig, case.model)) if side == "public" else build(case.model)
-        fused = {} if side == "public" else {"fused": True}
+        self.model: Any = (
+            PublicStyle(cast(CapsNetConfig, case.model), side == "public-stopped") if public else build(case.model)
+        )
+        fused = {} if public else {"fused": True}
         self.optimizer = torch.optim.Adam(self.model.parameters(), **fused)  # type: ignore[arg-type]
         self.config = Config(model=case.model)
         self.batch = self.make_batch(case.batch)
@@ -153,7 +167,7 @@ class Worker:
 
     def breakdown(self) -> dict[str, float]:
         """Milliseconds of forward and backward pass by part; each part runs alone on data of the right shape."""
-        with self.path():
+        with self.path(), self.precision():
             parts = self.model.stages(self.batch.images, self.batch.targets) | {"Adam": self.optimizer.step}
             return {name: 1e3 * timed(part, 1)[0] for name, part in parts.items()}
 
@@ -165,7 +179,7 @@ class Worker:
         if request["do"] == "peak":
             return peak_megabytes()
         if request["do"] == "gemm":
-            return gemm_peak()
+            return {dtype: gemm_peak(getattr(torch, dtype)) for dtype in ("float32", "bfloat16")}
         return self.breakdown()
 
 
@@ -189,9 +203,9 @@ def megabytes_of(module: str, *words: str) -> float:
     return float(done.stdout)
 
 
-def gemm_peak(size: int = 2048) -> float:
-    """The machine's peak float32 matrix product, in GFLOP/s."""
-    a, b = torch.randn(size, size), torch.randn(size, size)
+def gemm_peak(dtype: torch.dtype = torch.float32, size: int = 2048) -> float:
+    """The machine's fastest matrix product, in GFLOP/s."""
+    a, b = torch.randn(size, size).to(dtype), torch.randn(size, size).to(dtype)
     return 2 * size**3 / min(timed(lambda: a @ b, 8)) / 1e9
 
 
@@ -297,8 +311,9 @@ def measure(case: Case, *, repeats: int, details: bool, on_tick: Tick | None = N
         single = take_turns(sides, 3 * repeats, tick, do="infer", size=1, steps=5)
         result = summarize(case, train, infer, single, peaks)
         if details:
-            result["gemm_gflops"] = round(sides[-1].ask(do="gemm"), 1)
-            result["breakdown_ms"] = where_time_goes([side for side in sides if side.name in ("plain", "fast")])
+            peaks = sides[-1].ask(do="gemm")
+            result["gemm_gflops"], result["gemm_bf16_gflops"] = (round(peaks[k], 1) for k in ("float32", "bfloat16"))
+            result["breakdown_ms"] = where_time_goes([side for side in sides if side.name not in PUBLIC])
             result["share_of_gemm_peak"] = share_of_peak(case, result)
         return result
 
@@ -318,10 +333,11 @@ def summarize(
     case: Case, train: dict[str, list[float]], infer: dict[str, list[float]], single: dict[str, list[float]],
     peaks: dict[str, float],
 ) -> dict[str, Any]:  # fmt: skip
-    """Medians with quartiles, and the ratios between variants."""
+    """Medians with quartiles, and the ratios between variants; `public` stands for the faster public style."""
 
     def median(seconds: dict[str, list[float]], side: str) -> float:
-        return statistics.median(seconds[side])
+        sides = PUBLIC if side == "public" else (side,)
+        return min(statistics.median(seconds[name]) for name in sides)
 
     wanted = {
         "train_ratio_fp32": (train, "public", "fast"),
@@ -329,6 +345,7 @@ def summarize(
         "train_ratio_fp32_same_allocator": (train, "plain", "fast"),
         "train_ratio_bf16_same_allocator": (train, "plain", "fast-bf16"),
         "inference_ratio_batch128": (infer, "public", "fast"),
+        "inference_ratio_bf16": (infer, "public", "fast-bf16"),
         "inference_ratio_batch128_same_allocator": (infer, "plain", "fast"),
         "inference_ratio_batch1": (single, "plain", "fast"),
     }
@@ -370,11 +387,11 @@ def multiply_adds(config: ModelConfig) -> int:
 def share_of_peak(case: Case, result: dict[str, Any]) -> dict[str, float]:
     """Operations per second (a training step counts as three forward passes) relative to the machine's GEMM peak.
 
-    A value above 1 is faster than any direct convolution could be.
+    A value above 1 is faster than any direct convolution could be. The variant in bfloat16 has the peak of bfloat16.
     """
     flops = 2 * 3 * multiply_adds(case.model) * case.batch
-    peak = 1e9 * result["gemm_gflops"]
-    return {n: round(flops / s["median"] / peak, 3) for n, s in result["train_seconds"].items()}
+    peaks = {name: result["gemm_bf16_gflops" if name == "fast-bf16" else "gemm_gflops"] for name in case.sides}
+    return {n: round(flops / s["median"] / (1e9 * peaks[n]), 3) for n, s in result["train_seconds"].items()}
 
 
 def sweep_cases() -> dict[str, list[tuple[str, Case]]]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from capsnet.bench import PUBLIC
 from capsnet.evaluate import mean_and_std
 from capsnet.experiments.core.conduct import same_training
 from capsnet.io.records import Card
@@ -31,7 +32,7 @@ def summary() -> str:
     found = card("best-mnist")
     lowest = [row["test_error_percent"] for row in found.seeds]
     bench = read("bench")
-    public = bench["train_seconds"]["public"]["median"]
+    styles = [bench["train_seconds"][side]["median"] for side in PUBLIC if side in bench["train_seconds"]]
     fast = bench["train_seconds"]["fast"]["median"]
     rows = [
         (
@@ -47,7 +48,7 @@ def summary() -> str:
         (
             "training step, paper's network, batch 128",
             f"{bench['train_ratio_fp32']:.1f}× faster than typical public code",
-            f"{fast:.2f} s instead of {public:.2f} s",
+            f"{fast:.2f} s instead of {min(styles):.2f} s",
         ),
         (
             "the same, compared with our readable version",

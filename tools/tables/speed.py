@@ -8,11 +8,12 @@ from typing import Any
 from tables import read, table
 
 RATIOS = {
-    "train_ratio_fp32": "training, `fast` and `public`",
-    "train_ratio_bf16": "training, `fast-bf16` and `public`",
+    "train_ratio_fp32": "training, `fast` and {public}",
+    "train_ratio_bf16": "training, `fast-bf16` and {public}",
     "train_ratio_fp32_same_allocator": "training, `fast` and `plain`",
     "train_ratio_bf16_same_allocator": "training, `fast-bf16` and `plain`",
-    "inference_ratio_batch128": "inference, batch 128, `fast` and `public`",
+    "inference_ratio_batch128": "inference, batch 128, `fast` and {public}",
+    "inference_ratio_bf16": "inference, batch 128, `fast-bf16` and {public}",
     "inference_ratio_batch128_same_allocator": "inference, batch 128, `fast` and `plain`",
     "inference_ratio_batch1": "inference, one image, `fast` and `plain`",
 }
@@ -44,15 +45,25 @@ def bench(name: str) -> str:
     )
     ratios = table(
         ["compared", "key", "speed-up"],
-        ((what, f"`{key}`", f"{result[key]:.2f}") for key, what in RATIOS.items() if key in result),
+        ((compared(key, result), f"`{key}`", f"{result[key]:.2f}") for key in RATIOS if key in result),
     )
     return f"{result['case']}; {machine(result)}\n\n{sides}\n{ratios}"
+
+
+def compared(ratio: str, *results: dict[str, Any]) -> str:
+    """What a ratio compares; results from before `public-stopped` existed have a single public style."""
+    both = all("public-stopped" in result["train_seconds"] for result in results)
+    return RATIOS[ratio].format(public="the faster public style" if both else "`public`")
 
 
 def bench_twice() -> str:
     """The ratios of the last two runs of the same code, which vary on a shared machine."""
     last, before = read("bench"), read("bench-before")
-    rows = [(what, f"{last[k]:.2f}", f"{before[k]:.2f}") for k, what in RATIOS.items() if k in last and k in before]
+    rows = [
+        (compared(key, last, before), f"{last[key]:.2f}", f"{before[key]:.2f}")
+        for key in RATIOS
+        if key in last and key in before
+    ]
     return table(["compared", "last run", "run before"], rows)
 
 
@@ -60,9 +71,10 @@ def breakdown() -> str:
     """Time of a training step by part."""
     result = read("bench")
     parts = result["breakdown_ms"]
-    rows = [(part, f"{parts['plain'][part]:.0f}", f"{parts['fast'][part]:.0f}") for part in parts["plain"]]
+    sides = [side for side in ("plain", "fast", "fast-bf16") if side in parts]
+    rows = [(part, *(f"{parts[side][part]:.0f}" for side in sides)) for part in parts["plain"]]
     share = result["share_of_gemm_peak"]
-    return table(["forward + backward, ms", "plain", "fast"], rows) + (
+    return table(["forward + backward, ms", *sides], rows) + (
         f"\nThe fastest float32 matrix product in the same run reached {result['gemm_gflops']:.0f} GFLOP/s. Counting "
         f"the arithmetic of the paper's equations, the plain step reaches {100 * share['plain']:.0f} % of that and the "
         f"fast step {100 * share['fast']:.0f} %.\n"

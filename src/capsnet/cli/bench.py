@@ -22,8 +22,9 @@ from capsnet.train.presets import PRESETS, get_preset
 class Bench:
     """Compare the speed and memory of the fast kernels with plain PyTorch, in training and inference.
 
-    Variants: public (the style of public implementations), plain (this package without its kernels), fast (the
-    default) and fast-bf16 (the same in bfloat16).
+    Variants: public and public-stopped (two styles of public implementations: gradients flow through all routing
+    iterations, or through the last one only), plain (this package without its kernels), fast (the default) and
+    fast-bf16 (the same in bfloat16). Ratios to public code are relative to the faster of the two styles.
 
     Examples:
       capsnet bench --quick
@@ -48,7 +49,7 @@ class Bench:
     plot: MaybePath = None
     """Write a figure to this file (.png or .svg): the sweep, or the time of a step by part."""
     network: str = "paper"
-    """Network to measure: that of a preset, or a model by its name, such as a plugin's. The variant public only exists
+    """Network to measure: that of a preset, or a model by its name, such as a plugin's. The public variants only exist
     for the paper's."""
     image_size: int = 28
     """Side of the images in pixels (MultiMNIST has 36)."""

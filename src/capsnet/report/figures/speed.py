@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -36,7 +36,13 @@ from capsnet.report.figures.style import (
 
 GREY = "#b9bfc6"
 PARTS = {"convolutions": BLUE, "routing": "#e69f00", "decoder": GREEN, "Adam": "#cc79a7", "rest": GREY}
-SIDES = {"public": "typical public code", "plain": "plain version", "fast": "default"}
+SIDES = {
+    "public": "typical public code",
+    "public-stopped": "typical public code",
+    "plain": "plain version",
+    "fast": "float32",
+    "fast-bf16": "bfloat16",
+}
 LEFT, RIGHT, BAR = 110.0, 74.0, 26.0  # of the bill, in points: margins and the height of a bar
 
 
@@ -117,29 +123,46 @@ def _name_the_sides(axes: Axes, point: Point) -> None:
 
 @styled
 def step_bill(result: Mapping[str, Any]) -> Figure:
-    """Where the time of a training step went and where it goes: plain above fast, from `capsnet bench --json`.
+    """Where the time of a training step went and where it goes, from `capsnet bench --json`: plain, fast and bfloat16.
 
-    A band leads from what a part took to what it takes now. Parts are measured by themselves: what they leave of the
-    step is "rest", and where they add up to more than the step, the bar is longer than its total.
+    A band leads from what a part took to what it takes in the bar below. Parts are measured by themselves: what they
+    leave of the step is "rest", and where they add up to more than the step, the bar is longer than its total. Marks
+    show the machine's limit for direct convolutions: the arithmetic of the equations at the speed of its fastest matrix
+    product in the precision of the bar.
     """
     if "breakdown_ms" not in result:
         raise UserError("this benchmark has no breakdown: run `capsnet bench --json` without --quick.")
-    seconds = {side: float(result["train_seconds"][side]["median"]) for side in SIDES}
-    bills = {side: _bill(result["breakdown_ms"][side], seconds[side]) for side in ("plain", "fast")}
-    ends = {side: sum(bills[side].values()) if side in bills else seconds[side] for side in SIDES}
-    scale = (WIDTH - LEFT - RIGHT) / max(ends.values())
-    tops = dict(zip(SIDES, (56.0, 98.0, 156.0), strict=True))
-    figure, axes = sheet(WIDTH, 252)
+    medians = {side: float(taken["median"]) for side, taken in result["train_seconds"].items()}
+    public = min((side for side in medians if side.startswith("public")), key=lambda side: medians[side])
+    bills = {side: _bill(parts, medians[side]) for side, parts in result["breakdown_ms"].items()}
+    ends = {public: medians[public]} | {side: sum(bill.values()) for side, bill in bills.items()}
+    limits = {side: share * medians[side] for side, share in result.get("share_of_gemm_peak", {}).items()}
+    scale = (WIDTH - LEFT - RIGHT) / max(*ends.values(), *(limits[side] for side in bills if side in limits))
+    tops = {public: 56.0} | {side: 98.0 + 58.0 * k for k, side in enumerate(bills)}
+    below = max(tops.values()) + BAR
+    figure, axes = sheet(WIDTH, below + 70 + 16 * bool(limits))
     case = f"{result['case']}. " if "case" in result else ""
-    heading(axes, "Time of a training step", f"{case}Below: plain → fast, each part timed separately.")
-    _bands(axes, bills["plain"], bills["fast"], tops, scale)
-    _bar(axes, LEFT, tops["public"], scale * seconds["public"], FAINT)
+    heading(axes, "Time of a training step", f"{case}Below: {' → '.join(bills)}, each part timed separately.")
+    for upper, lower in pairwise(bills):
+        _bands(axes, bills[upper], bills[lower], (tops[upper] + BAR, tops[lower]), scale)
+    _bar(axes, LEFT, tops[public], scale * medians[public], FAINT)
     for side, bill in bills.items():
         _stacked(axes, bill, tops[side], scale)
     for side, top in tops.items():
-        _words(axes, side, top, LEFT + scale * ends[side], seconds)
-    _price_list(axes, bills["plain"], bills["fast"], 204)
+        mark = limits.get(side, 0.0) if side in bills else 0.0
+        _words(axes, side, top, LEFT + scale * max(ends[side], mark), medians, medians[public])
+        _limit(axes, LEFT + scale * mark, top)
+    _price_list(axes, list(bills.values()), below + 22)
+    if limits:
+        note = "Black marks: the equations' arithmetic at the speed of the machine's fastest matrix product"
+        axes.text(14, below + 72, f"{note}; algorithms with fewer products can be faster.", size=TINY, color=MUTED)
     return figure
+
+
+def _limit(axes: Axes, x: float, top: float) -> None:
+    """A mark above and below a bar, unless it would lie at its start."""
+    for start in (top - 7, top + BAR + 1) if x > LEFT else ():
+        axes.plot([x, x], [start, start + 6], color=INK, linewidth=1.6)
 
 
 def _bill(milliseconds: Mapping[str, float], total: float) -> dict[str, float]:
@@ -168,11 +191,11 @@ def _stacked(axes: Axes, bill: Mapping[str, float], top: float, scale: float) ->
 
 
 def _bands(
-    axes: Axes, plain: Mapping[str, float], fast: Mapping[str, float], tops: Mapping[str, float], scale: float
+    axes: Axes, plain: Mapping[str, float], fast: Mapping[str, float], between: tuple[float, float], scale: float
 ) -> None:
-    """From each part of the plain bar to the same part of the fast one."""
+    """From each part of one bar to the same part of the one below."""
     above, below = _starts(plain), _starts(fast)
-    upper, lower = tops["plain"] + BAR, tops["fast"]
+    upper, lower = between
     for name, colour in PARTS.items():
         corners = [
             (LEFT + scale * above[name], upper),
@@ -183,32 +206,33 @@ def _bands(
         axes.add_patch(Polygon(corners, facecolor=colour, alpha=0.16, linewidth=0))
 
 
-def _words(axes: Axes, side: str, top: float, end: float, seconds: Mapping[str, float]) -> None:
-    """The name of a bar on the left; its time and speed-up on the right."""
+def _words(axes: Axes, side: str, top: float, end: float, seconds: Mapping[str, float], public: float) -> None:
+    """The name of a bar on the left; its time and speed-up over public code on the right."""
     axes.text(14, top + 8, side, size=TEXT, weight="bold", va="center")
     axes.text(14, top + 20, SIDES[side], size=TINY, color=MUTED, va="center")
-    alone = side == "public"
+    alone = side.startswith("public")
     middle = top + (BAR / 2 if alone else 8)
     total = f"{seconds[side]:.2f} s" if seconds[side] >= 0.1 else f"{_milliseconds(seconds[side])} ms"
     axes.text(end + 7, middle, total, size=TEXT, weight="bold", va="center")
     if not alone:
-        ratio = f"{seconds['public'] / seconds[side]:.1f}× as fast"
-        axes.text(end + 7, top + 20, ratio, size=SMALL, color=BLUE if side == "fast" else MUTED, va="center")
+        ratio = f"{public / seconds[side]:.1f}× as fast"
+        axes.text(end + 7, top + 20, ratio, size=SMALL, color=MUTED if side == "plain" else BLUE, va="center")
 
 
 def _milliseconds(seconds: float) -> str:
     return f"{1e3 * seconds:,.{0 if seconds >= 0.01 else 1}f}"
 
 
-def _price_list(axes: Axes, plain: Mapping[str, float], fast: Mapping[str, float], top: float) -> None:
-    """Each part with its colour, milliseconds before and after, and the ratio."""
+def _price_list(axes: Axes, bills: Sequence[Mapping[str, float]], top: float) -> None:
+    """Each part with its colour, milliseconds in each version, and the ratios to the first."""
     for k, (name, colour) in enumerate(PARTS.items()):
         left = 14 + k * (WIDTH - 28) / len(PARTS)
         axes.add_patch(Rectangle((left, top - 4), 8, 8, facecolor=colour, linewidth=0))
         axes.text(left + 13, top, name, size=SMALL, weight="bold", va="center")
-        prices = f"{_milliseconds(plain[name])} → {_milliseconds(fast[name])} ms"
+        prices = " → ".join(_milliseconds(bill[name]) for bill in bills) + " ms"
         axes.text(left + 13, top + 14, prices, size=SMALL, color=MUTED, va="center")
-        if name != "rest" and fast[name] > 0:  # a ratio of two differences would say little
-            ratio = plain[name] / fast[name]
-            colour = INK if ratio >= 1.5 else MUTED
-            axes.text(left + 13, top + 28, f"{ratio:.1f}× as fast", size=SMALL, color=colour, va="center")
+        if name != "rest" and all(bill[name] > 0 for bill in bills):  # a ratio of two differences would say little
+            ratios = [bills[0][name] / bill[name] for bill in bills[1:]]
+            colour = INK if max(ratios) >= 1.5 else MUTED
+            words = ", ".join(f"{ratio:.1f}×" for ratio in ratios) + " as fast"
+            axes.text(left + 13, top + 28, words, size=SMALL, color=colour, va="center")
