@@ -80,8 +80,8 @@ def best() -> Config:
 @preset
 def efficient() -> Config:
     """Efficient-CapsNet: few capsules and self-attention routing, 161,824 parameters without the decoder,
-    for 15 epochs of 468 steps. One seed, trained on all 60,000 digits, has a test error of 0.39 % (42 minutes on two busy
-    cores).
+    for 15 epochs of 468 steps. One seed, trained on all 60,000 digits, has a test error of 0.39 % (42 minutes on two
+    busy cores).
 
     `capsnet train --preset efficient`
     """
