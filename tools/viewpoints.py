@@ -5,7 +5,7 @@ python tools/viewpoints.py
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch
@@ -15,10 +15,10 @@ from capsnet.data.synthetic.studio import render
 from capsnet.data.synthetic.toys import toy
 from capsnet.data.views import AZIMUTHS, CATEGORIES, ELEVATIONS, INSTANCES, LIGHTINGS
 from capsnet.report.figures import save
-from capsnet.report.figures.gallery import gallery
+from capsnet.report.figures.gallery import Caption, gallery
 
 PICTURE = Path(__file__).resolve().parent.parent / "docs" / "images" / "viewpoints.png"
-Lines = dict[str, tuple[Tensor, Sequence[str]]]
+Lines = dict[str, tuple[Tensor, Sequence[Caption]]]
 
 
 def photo(category: str, instance: int, elevation: int = 35, azimuth: int = 40, lighting: int = 0) -> Tensor:
@@ -27,17 +27,22 @@ def photo(category: str, instance: int, elevation: int = 35, azimuth: int = 40, 
     return torch.from_numpy(render(solids, [elevation], azimuth)[0, lighting])
 
 
+def captions(words: Iterable[object]) -> list[Caption]:
+    return [Caption(str(word)) for word in words]
+
+
 def lines() -> Lines:
     found: Lines = {}
     for category in CATEGORIES:
         toys = [photo(category, k, lighting=k % LIGHTINGS) for k in range(INSTANCES)]
-        found[category] = torch.stack(toys), [str(k) for k in range(INSTANCES)] if category == CATEGORIES[-1] else []
+        found[category] = torch.stack(toys), captions(range(INSTANCES)) if category == CATEGORIES[-1] else []
     azimuths = AZIMUTHS[::2]
-    found["azimuth"] = torch.stack([photo("animal", 1, azimuth=a) for a in azimuths]), [f"{a}°" for a in azimuths]
-    found["elevation"] = torch.stack([photo("lorry", 3, e) for e in ELEVATIONS]), [f"{e}°" for e in ELEVATIONS]
+    turned = torch.stack([photo("animal", 1, azimuth=a) for a in azimuths])
+    found["azimuth"] = turned, captions(f"{a}°" for a in azimuths)
+    found["elevation"] = torch.stack([photo("lorry", 3, e) for e in ELEVATIONS]), captions(f"{e}°" for e in ELEVATIONS)
     lamps = range(LIGHTINGS)
-    found["lighting"] = torch.stack([photo("aeroplane", 0, lighting=k) for k in lamps]), [str(k) for k in lamps]
-    found["stereo pair"] = photo("human", 2, azimuth=20)[:, None], ["left", "right"]
+    found["lighting"] = torch.stack([photo("aeroplane", 0, lighting=k) for k in lamps]), captions(lamps)
+    found["stereo pair"] = photo("human", 2, azimuth=20)[:, None], captions(["left", "right"])
     return found
 
 

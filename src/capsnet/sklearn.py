@@ -248,7 +248,7 @@ class CapsNetClassifier(ClassifierMixin, BaseEstimator):
         came = (pixels.shape[1], *padded_size(*pixels.shape[2:]))
         if came != self.image_shape_:
             raise UserError(
-                f"X has images of (channels, height, width) {came}, and {self.image_shape_} were trained on: "
+                f"X has images of (channels, height, width) {came}, but the training images had {self.image_shape_}: "
                 f"resize them."
             )
         images = self._scale(pixels)

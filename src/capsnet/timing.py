@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -36,12 +37,18 @@ def timed(action: Callable[[], object], repeats: int = 3, *, warmup: int = 0, at
     return seconds
 
 
-def alternate(actions: Sequence[Callable[[], object]], repeats: int) -> list[list[float]]:
-    """Seconds of each action, taken in turns after one call that does not count, so that noise affects all alike."""
+def alternate(actions: Sequence[Callable[[], object]], repeats: int, at_most: float = math.inf) -> list[list[float]]:
+    """Seconds of each action, taken in turns after one call that does not count, so that noise affects all alike.
+
+    Once `at_most` seconds have passed, no further round starts.
+    """
     seconds: list[list[float]] = [[] for _ in actions]
     for action in actions:
         action()
-    for _ in range(repeats):
+    began = time.perf_counter()
+    for done in range(repeats):
+        if done and time.perf_counter() > began + at_most:
+            break
         for action, found in zip(actions, seconds, strict=True):
             found += timed(action, 1)
     return seconds

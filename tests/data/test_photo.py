@@ -12,7 +12,7 @@ import torch
 from PIL import Image, ImageDraw
 
 from capsnet.data import fit, load, prepare_like_mnist, read_image
-from capsnet.data.photo import prepare_pair
+from capsnet.data.photo import prepare_for
 from capsnet.errors import UserError
 
 
@@ -116,7 +116,7 @@ def test_a_photo_of_two_digits_looks_like_the_pair_that_it_shows(digits: tuple) 
     images, _ = digits
     for first, second in zip(images[:20:2], images[1:20:2], strict=True):
         pair = pair_of(first, second)
-        came = prepare_pair(Image.fromarray(photographed(pair))).image[0].numpy()
+        came = prepare_for(Image.fromarray(photographed(pair)), (1, 36, 36), "multimnist").image[0].numpy()
         assert came.shape == (36, 36)
         rows, columns = (np.flatnonzero(came.max(axis) > 64) for axis in (1, 0))
         assert 21 <= max(np.ptp(rows), np.ptp(columns)) + 1 <= 24  # as large as an average pair
@@ -127,7 +127,7 @@ def test_two_drawn_strokes_far_apart_are_both_kept() -> None:
     image = Image.new("L", (600, 400), 255)
     for x in (200, 400):
         ImageDraw.Draw(image).line([(x, 100), (x, 300)], fill=0, width=20)
-    came = prepare_pair(image).image[0].numpy()
+    came = prepare_for(image, (1, 36, 36), "multimnist").image[0].numpy()
     filled = came.max(0) > 128
     assert np.diff(np.concatenate([[0], filled, [0]]).astype(int)).clip(0).sum() == 2
 

@@ -16,8 +16,8 @@ import pytest
 
 from capsnet import data
 from capsnet.data import published, smallnorb
-from capsnet.data.published import Published
 from capsnet.data.smallnorb import BYTES, INTEGERS, TEST, TRAIN
+from capsnet.data.sources.cache import File
 from capsnet.errors import UserError
 
 N = 12
@@ -130,9 +130,9 @@ def server(tmp_path: Path) -> Iterator[tuple[Path, str]]:
         web.shutdown()
 
 
-def as_published(folder: Path) -> tuple[Published, ...]:
+def as_published(folder: Path) -> tuple[File, ...]:
     contents = {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
-    return tuple(Published(name, len(c), hashlib.sha256(c).hexdigest()) for name, c in contents.items())
+    return tuple(File(name, len(c), hashlib.sha256(c).hexdigest()) for name, c in contents.items())
 
 
 def test_missing_files_are_downloaded_and_verified(
@@ -157,7 +157,7 @@ def test_a_download_with_another_checksum_is_not_kept(server: tuple[Path, str], 
     mine = tmp_path / "mine"
     mine.mkdir()
     for name in ("a.mat", "b.mat"):
-        wanted = (Published(name, 14, "0" * 64),)
+        wanted = (File(name, 14, "0" * 64),)
         with pytest.raises(UserError, match=f"could not be downloaded.*put {name} from {address} into it"):
             published.fetch_missing("toys", mine, wanted, address)
     assert list(mine.iterdir()) == []

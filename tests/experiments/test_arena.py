@@ -9,7 +9,7 @@ import pytest
 
 from capsnet.errors import UserError
 from capsnet.experiments.arena import tasks
-from capsnet.experiments.arena.compare import Arena, differences, verdict
+from capsnet.experiments.arena.compare import Arena, against_control, verdict
 from capsnet.experiments.arena.cost import Costs
 from capsnet.experiments.arena.rates import Rates, best_rates
 from capsnet.experiments.arena.tasks import ALGORITHMS, CONTROL, TASKS, algorithms_of, config_of
@@ -72,7 +72,8 @@ def test_nothing_changes_between_rows_but_the_routing() -> None:
 
 def test_differences_are_paired_by_seed() -> None:
     records = [record(CONTROL, 0, 2.0), record(CONTROL, 1, 3.0), record("em", 1, 2.5), record("em", 0, 1.0)]
-    assert differences(records[2:], records) == [-0.5, -1.0]
+    assert against_control(records[2:], records).differences == (-0.5, -1.0)
+    assert against_control(records[:2], records).differences == ()
 
 
 def test_a_verdict_needs_an_interval_that_excludes_zero() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from capsnet.experiments.cifar10 import LINEAR, ROUTINGS, Cifar10, compared, cost, differences, line_of
+from capsnet.experiments.cifar10 import LINEAR, ROUTINGS, Cifar10, compared, cost, line_of
 from capsnet.experiments.core.plan import Record
 from capsnet.models.registry import build
 
@@ -29,10 +29,6 @@ def test_every_head_has_the_same_stem_and_training() -> None:
         shapes.add(tuple((name, value.shape) for name, value in state.items() if name.startswith("stem.")))
     assert len(shapes) == 1
     assert len({(row.config.epochs, row.config.batch_size, str(row.config.augment)) for row in rows if row.config}) == 1
-
-
-def test_differences_are_paired_by_seed() -> None:
-    assert differences([record("dynamic", 2, 9.0), record("dynamic", 0, 9.0)], LINEARS) == [-1.0, 1.0]
 
 
 def test_a_finding_needs_an_interval_that_excludes_zero() -> None:

@@ -104,7 +104,7 @@ def test_the_report_of_another_study_is_not_overwritten(searched: Searched, caps
     for other in ([{"config": {}}], {"storage": "sqlite:///other.db"}):
         Path("results/search/s.json").write_text(json.dumps(other))
         assert main(["search", "--report", "--study", "s"]) == 2
-        assert "results/search/s.json is about something else: choose another name" in capsys.readouterr().err
+        assert "results/search/s.json belongs to another study: choose another name" in capsys.readouterr().err
         assert json.loads(Path("results/search/s.json").read_text()) == other
 
 

@@ -203,7 +203,7 @@ def test_a_storage_that_cannot_be_used_is_one_sentence(url: str, said: str, caps
         (["--space", "lr=0.1,0.2", "--grace", "1"], "--grace is a number of seconds, at least 5"),
         (["--space", "lr=0.1,0.2", "--init", "quick-mnist"], "quick-mnist was trained on images"),
         (["--space", "lr=0.1,0.2", "--teacher", "quick-mnist"], "quick-mnist was trained on images"),
-        (["--space", "lr=0.1,0.2", "--trials", "0"], "--trials is 1 or more, got 0"),
+        (["--space", "lr=0.1,0.2", "--trials", "0"], "--trials should be at least 1, not 0"),
         (["--space", "lr=0.1,0.2", "--pruner", "medain"], "did you mean 'median'"),
         (["--space", "lr=0.1,0.2", "--study", "../x"], "is not a name"),
         (["--space", "epochs=1,2", "--minutes", "1"], "remove epochs from the space"),

@@ -1,4 +1,4 @@
-"""The command line. Each verb has a module of its own, which parses flags, calls the library and prints.
+"""The command line. Each verb has its own module, which parses flags, calls the library and prints.
 
 Results go to stdout, everything else to stderr. A user's mistake ends with one sentence and exit code 2, never with a
 traceback. A verb's module is imported only when the verb is used, so `capsnet --version` does not wait for PyTorch.

@@ -53,7 +53,7 @@ class Search:
 
     space: Words = ()
     """What to search: FIELD=A,B,C, FIELD=LOW..HIGH or FIELD=LOW..HIGH:log, or the names compact, training,
-    augmentation, routing and loss, which stand for several fields."""
+    augmentation, routing and loss, each short for several fields."""
     study: MaybeStr = None
     """Name of the study (default: search)."""
     storage: MaybeStr = None
@@ -123,7 +123,7 @@ def budget_of(flags: Search, task: Task) -> Budget:
     trials = flags.trials if flags.trials is not None else UNLIMITED if flags.hours else 50
     for name, value, least in (("trials", trials, 1), ("workers", flags.workers, 1), ("hours", flags.hours, 0)):
         if not least <= value < math.inf:
-            raise UserError(f"--{name} is {least} or more, got {value}.")
+            raise UserError(f"--{name} should be at least {least}, not {value}.")
     if flags.hours and 60 * flags.hours <= flags.minutes:
         raise UserError(f"no trial of {flags.minutes:g} minutes fits into {flags.hours:g} hours: raise --hours.")
     left = worker[1] - time.time() if (worker := worker_of()) else 3600 * flags.hours or math.inf

@@ -21,7 +21,7 @@ def augment(images: Tensor, spec: Augment, generator: Generator) -> Tensor:
     """An augmented copy of float images (b, c, h, w). A shift alone keeps every value exactly."""
     b, side = len(images), min(images.shape[2:])
     if spec.shift >= side:
-        raise UserError(f"a shift of {spec.shift} pixels can push images of {side} pixels out of view.")
+        raise UserError(f"a shift of {spec.shift} pixels can push images of {side} pixels out of view: lower it.")
     # Drawn whether used or not, so that switching one on does not change the other
     move = torch.randint(-spec.shift, spec.shift + 1, (2, b), generator=generator)
     flipped = torch.rand(b, generator=generator) < 0.5
@@ -72,7 +72,7 @@ def erase(images: Tensor, side: int, generator: Generator) -> Tensor:
     """Set a random square with this side to zero in each image; the square lies inside the image."""
     b, _, h, w = images.shape
     if side > min(h, w):
-        raise UserError(f"erase={side} is larger than the images, which are {h}×{w}.")
+        raise UserError(f"erase={side} is larger than the images, which are {h}×{w}: lower it.")
     top = torch.randint(0, h - side + 1, (b, 1), generator=generator)
     left = torch.randint(0, w - side + 1, (b, 1), generator=generator)
     rows = (torch.arange(h) >= top) & (torch.arange(h) < top + side)

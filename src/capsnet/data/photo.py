@@ -194,11 +194,6 @@ def prepare_like_mnist(image: Image, size: int = 28) -> Prepared:
     return _prepare(image, size, single_box(size))
 
 
-def prepare_pair(image: Image, size: int = 36, shift: int = 4) -> Prepared:
-    """Preprocess two overlapping digits as MultiMNIST is made: one box around both, centred by mass in size×size."""
-    return _prepare(image, size, pair_box(size, shift))
-
-
 def _prepare(image: Image, size: int, box: int) -> Prepared:
     if size < 7:
         raise UserError(f"size should be at least 7 pixels, not {size}.")

@@ -4,24 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
+from capsnet.data.sources.cache import File
 from capsnet.data.sources.places import PlaceFailed, Report, bound, download_url
 from capsnet.errors import UserError
 from capsnet.files import sha256
 
 
-@dataclass(frozen=True)
-class Published:
-    """A file as it is published: name, size and checksum."""
-
-    name: str
-    size: int
-    sha256: str
-
-
-def fetch_missing(title: str, folder: Path, files: Sequence[Published], address: str) -> None:
+def fetch_missing(title: str, folder: Path, files: Sequence[File], address: str) -> None:
     """Download the files that a folder lacks; a file ending in .gz may also be there unpacked."""
     from capsnet.terminal import Counter
 
@@ -47,7 +38,7 @@ def has(folder: Path, name: str) -> bool:
     return any((folder / each).is_file() for each in {name, name.removesuffix(".gz")})
 
 
-def fetch(file: Published, folder: Path, address: str, before: int, report: Report) -> None:
+def fetch(file: File, folder: Path, address: str, before: int, report: Report) -> None:
     """Download a file under another name and rename it once it is verified."""
     partial = folder / f".partial-{os.getpid()}-{file.name}"
     try:

@@ -19,8 +19,9 @@ from typing import IO
 import numpy as np
 import torch
 
-from capsnet.data.published import Published, fetch_missing
+from capsnet.data.published import fetch_missing
 from capsnet.data.registry import DatasetInfo, Request, register
+from capsnet.data.sources.cache import File
 from capsnet.data.splits import Splits
 from capsnet.data.views import CATEGORIES, MEASURES, Views, splits_of
 from capsnet.errors import UserError
@@ -32,12 +33,12 @@ TYPES: dict[int, np.dtype] = {BYTES: np.dtype("u1"), INTEGERS: np.dtype("<i4")}
 TRAIN, TEST = "smallnorb-5x46789x9x18x6x2x96x96-training", "smallnorb-5x01235x9x18x6x2x96x96-testing"
 ADDRESS = "https://cs.nyu.edu/~ylclab/data/norb-v1.0-small"
 FILES = (
-    Published(f"{TRAIN}-dat.mat.gz", 131_896_188, "5ffd6272a07d32695ee1082a26a41a93a37aab8c28da047f8c34ed348d214873"),
-    Published(f"{TRAIN}-cat.mat.gz", 348, "2784e542c1922060691090952b6cd6278879a216c90f81476f0f00256d42cdaa"),
-    Published(f"{TRAIN}-info.mat.gz", 71_052, "de7eb932ebe7a4ee16217fead60660d0eb3d23632c2f4d1c51f88c501c17bf32"),
-    Published(f"{TEST}-dat.mat.gz", 130_799_817, "cf7104eed3e51174d2f65b66d1e5878b9da233b886f161b0d88f4510ba2c7474"),
-    Published(f"{TEST}-cat.mat.gz", 347, "ecaf6d5bb8c3bc5eab9cf0258f6d2198dd474e016e374836fc097f2e5ff509ff"),
-    Published(f"{TEST}-info.mat.gz", 10_428, "16adf314226327ee006d1a44db8cfef52773c06c829951d5653a9f6f310248a2"),
+    File(f"{TRAIN}-dat.mat.gz", 131_896_188, "5ffd6272a07d32695ee1082a26a41a93a37aab8c28da047f8c34ed348d214873"),
+    File(f"{TRAIN}-cat.mat.gz", 348, "2784e542c1922060691090952b6cd6278879a216c90f81476f0f00256d42cdaa"),
+    File(f"{TRAIN}-info.mat.gz", 71_052, "de7eb932ebe7a4ee16217fead60660d0eb3d23632c2f4d1c51f88c501c17bf32"),
+    File(f"{TEST}-dat.mat.gz", 130_799_817, "cf7104eed3e51174d2f65b66d1e5878b9da233b886f161b0d88f4510ba2c7474"),
+    File(f"{TEST}-cat.mat.gz", 347, "ecaf6d5bb8c3bc5eab9cf0258f6d2198dd474e016e374836fc097f2e5ff509ff"),
+    File(f"{TEST}-info.mat.gz", 10_428, "16adf314226327ee006d1a44db8cfef52773c06c829951d5653a9f6f310248a2"),
 )
 
 

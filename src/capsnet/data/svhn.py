@@ -14,8 +14,9 @@ import torch
 
 from capsnet.data.examples import Dataset
 from capsnet.data.matlab import NotReadable, read_mat
-from capsnet.data.published import Published, fetch_missing
+from capsnet.data.published import fetch_missing
 from capsnet.data.registry import DatasetInfo, Request, register
+from capsnet.data.sources.cache import File
 from capsnet.data.splits import Splits, split
 from capsnet.errors import UserError
 
@@ -25,8 +26,8 @@ MOST_BYTES = 2**31  # of one unpacked file; the extra images have 1.6 GB
 ADDRESS = "http://ufldl.stanford.edu/housenumbers"
 TRAIN, TEST, EXTRA = "train_32x32.mat", "test_32x32.mat", "extra_32x32.mat"
 FILES = (
-    Published(TRAIN, 182_040_794, "435e94d69a87fde4fd4d7f3dd208dfc32cb6ae8af2240d066de1df7508d083b8"),
-    Published(TEST, 64_275_384, "cdce80dfb2a2c4c6160906d0bd7c68ec5a99d7ca4831afa54f09182025b6a75b"),
+    File(TRAIN, 182_040_794, "435e94d69a87fde4fd4d7f3dd208dfc32cb6ae8af2240d066de1df7508d083b8"),
+    File(TEST, 64_275_384, "cdce80dfb2a2c4c6160906d0bd7c68ec5a99d7ca4831afa54f09182025b6a75b"),
 )
 
 

@@ -1,7 +1,7 @@
-"""The paper's experiments, each by one command: `capsnet reproduce NAME --budget smoke|hour|full`.
+"""The paper's experiments, each by one command: `capsnet reproduce NAME --budget smoke|hour|day|full`.
 
-One file an experiment; `plan.py` says what an experiment is, `conduct.py` runs one, `results.py` keeps what came out
-and `page.py` puts all results on one page.
+One file per experiment. In `core`, `plan.py` defines what an experiment is, `conduct.py` runs one, `results.py` stores
+its records and `page.py` writes the pages of results.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from importlib import import_module
 from capsnet.errors import unknown
 from capsnet.experiments.core.plan import Experiment
 
-# name → module and class; imported when it is asked for
+# name → module and class, imported on first use
 EXPERIMENTS = {
     "arena": "arena.compare.Arena",
     "arena-rates": "arena.rates.Rates",

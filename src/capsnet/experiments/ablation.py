@@ -72,7 +72,7 @@ class Ablation(Experiment):
             check_base(replace(self.base, seed=self.base.seed + k))
 
     def configs(self) -> dict[str, Config]:
-        """The base, each variant that changes it in a way of its own, and those of the authors' code together."""
+        """The base, each variant that differs from all others, and those of the authors' code together."""
         authors = [name for name in AUTHORS if name in self.variants]
         together = TOGETHER if len(authors) == len(AUTHORS) else "+".join(authors)
         wanted = {name: [name] for name in self.variants} | ({together: authors} if authors else {})

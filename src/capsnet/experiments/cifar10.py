@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from capsnet.evaluate import mean_and_std, mean_interval
-from capsnet.experiments.arena.compare import against_control
+from capsnet.evaluate import mean_and_std
+from capsnet.experiments.core.claims import paired
 from capsnet.experiments.core.plan import Budget, Experiment, Record, Row, average, by_method, values
 from capsnet.models.config import CapsNetConfig, LossConfig, ModelConfig
 from capsnet.models.resnet import ResNetConfig
@@ -110,19 +110,13 @@ def model_of(head: str, like: CapsNetConfig) -> ModelConfig:
     return ResNetConfig(like.image_shape, like.num_classes, *blocks)
 
 
-def differences(group: Sequence[Record], linear: Sequence[Record]) -> list[float]:
-    """Error minus that of the linear layer with the same seed."""
-    errors = {r.seed: r.outcome["error_percent"] for r in linear}
-    return [r.outcome["error_percent"] - errors[r.seed] for r in group if r.seed in errors]
-
-
 def line_of(group: Sequence[Record], records: Sequence[Record]) -> list[str]:
     first, linear = group[0], [r for r in records if r.method == LINEAR]
-    apart = [] if first.method == LINEAR else differences(group, linear)
+    apart = paired([] if first.method == LINEAR else group, linear)
     return [
         first.shown["head"] + (" *" if first.less else ""),
         over_seeds(values(group, "error_percent")),
-        against_control(apart),
+        str(apart),
         whole(first.made.get("parameters")),
         whole(1000 * statistics.median(values(group, "seconds_per_step"))),
         f"{first.made.get('epochs'):g}",
@@ -132,13 +126,13 @@ def line_of(group: Sequence[Record], records: Sequence[Record]) -> list[str]:
 
 
 def compared(group: Sequence[Record], linear: Sequence[Record]) -> str:
-    """A head beside the linear layer, from the differences paired by seed."""
-    apart = differences(group, linear)
-    mean, half = statistics.fmean(apart), mean_interval(apart)
+    """A head compared with the linear layer, by differences paired by seed."""
+    apart = paired(group, linear)
     errors = f"{average(group, 'error_percent'):.2f} % against {average(linear, 'error_percent'):.2f} %"
-    if abs(mean) <= half:
-        return f"{group[0].method}: {errors}, too close to call over {len(apart)} seed{'s' * (len(apart) > 1)}."
-    return f"{group[0].method}: {errors}, {'better' if mean < 0 else 'worse'} than the linear layer beyond chance."
+    if apart.verdict == "too close to call":
+        seeds = len(apart.differences)
+        return f"{group[0].method}: {errors}, too close to call over {seeds} seed{'s' * (seeds > 1)}."
+    return f"{group[0].method}: {errors}, {apart.verdict} than the linear layer beyond chance."
 
 
 def cost(groups: Any, linear: Sequence[Record]) -> str:

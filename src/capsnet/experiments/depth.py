@@ -19,8 +19,7 @@ from capsnet.data import Augment, in_order
 from capsnet.evaluate import mean_and_std
 from capsnet.experiments.core.networks import compact_capsules
 from capsnet.experiments.core.plan import Budget, Experiment, Record, Row, average, by_method, tiny, values
-from capsnet.models.capsnet import CapsNet
-from capsnet.nn.layers import DenseCaps
+from capsnet.models.base import Model
 from capsnet.report.tables import Table, over_seeds, plain, whole
 from capsnet.timing import clock
 from capsnet.train.config import Config
@@ -109,7 +108,6 @@ def config_of(stack: str, depth: int, budget: Budget, seed: int) -> Config:
 def activations_by_layer(result: Result) -> list[Tensor]:
     """The activations (n, j) of every capsule layer for some test images."""
     model, found = result.model, list[list[Tensor]]()
-    assert isinstance(model, CapsNet)
     for batch in in_order(result.splits.test, 50):
         found.append(stacked_activations(model, batch.images.to(model.device)))
         if 50 * len(found) >= EXAMINED:
@@ -117,11 +115,13 @@ def activations_by_layer(result: Result) -> list[Tensor]:
     return [torch.cat(layer) for layer in zip(*found, strict=True)]
 
 
-def stacked_activations(model: CapsNet, images: Tensor) -> list[Tensor]:
+def stacked_activations(model: Model, images: Tensor) -> list[Tensor]:
     """The activations (b, j) of every capsule layer."""
-    poses, a, found = model.primary_capsules(images), None, list[Tensor]()
-    for layer in model.caps:
-        assert isinstance(layer, DenseCaps)
+    parts = model.divided()
+    assert parts is not None
+    (poses,), (layers,) = parts.primary(images), parts.branches
+    a, found = None, list[Tensor]()
+    for layer in layers:
         routed = layer.route(poses, a)
         found.append(routed.activations)
         poses, a = routed.poses, routed.activations if layer.routing.own_activations else None

@@ -15,7 +15,7 @@ from torch import Tensor
 from capsnet.data import Examples
 from capsnet.errors import UserError
 from capsnet.experiments.core.plan import Budget, Experiment, Row
-from capsnet.experiments.table1 import config_of, row_of
+from capsnet.experiments.table1 import row_of
 from capsnet.models.base import Model
 from capsnet.train.loop import Result
 
@@ -54,14 +54,16 @@ CAPTIONS = {
     "fig4": "Fig. 4: each row moves one dimension of the pose in steps of 0.05.",
     "fig5": "Fig. 5: two digits reconstructed separately; errors decoded from both pairs; a digit that is not present.",
 }
-__all__ = ["CAPTIONS", "Figures", "config_of", "looked_at", "paper_figures"]
 
 
 def looked_at(model: Model, test: Examples) -> tuple[Tensor, Tensor]:
     """Ten correct and ten wrong test images and their classes, (n, 1) or (n, 2)."""
     k = test.labels_per_image
     if k not in (1, 2):
-        raise UserError(f"{test.name} has images with different numbers of classes, but the figures need one or two.")
+        raise UserError(
+            f"{test.name} has images with different numbers of classes, and the figures need one or two: choose "
+            f"another model."
+        )
     batch = test.gather(test.numbers()[:LOOKED_AT])
     true = batch.targets.topk(k, dim=1).indices.sort(1).values
     named = model.predict(batch.images, top=k).labels.view(len(true), k).sort(1).values

@@ -36,6 +36,8 @@ from capsnet.train.loop import Result
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from capsnet.report.figures.gallery import Caption
+
 DETECTION = 0.95  # share of whole validation objects above the threshold
 SHAPE = (1, 40, 40)
 TARGETS = {"position": (0, 1), "angle": (2, 3), "size": (4,)}  # columns of `pose_targets`
@@ -142,7 +144,7 @@ class Parts(Experiment):
         }
 
     def draw(self, row: Row, result: Result | None) -> dict[str, Figure]:
-        from capsnet.report.figures.scenes import answers
+        from capsnet.report.figures.gallery import gallery
 
         assert result is not None
         deciding = thresholds(result.model, len(result.splits.test)).deciding
@@ -150,8 +152,9 @@ class Parts(Experiment):
         for kind in ("one", "scrambled", "crowded", "upside-down"):
             some = scenes(kind, 9, purpose="shown")
             batch, seen = some.gather(some.numbers()), look(result.model, some)
-            lines[kind] = (batch.images, batch.labels, seen.lengths >= deciding)
-        return {"scenes": answers(f"Predictions: {NETWORKS[row.method]}", CLASSES, lines)}
+            lines[kind] = (batch.images, captions_of(seen.lengths >= deciding, batch.labels))
+        note = "Predicted classes below each scene; errors in orange."
+        return {"scenes": gallery(f"Predictions: {NETWORKS[row.method]}", note, lines)}
 
     def pictures(self, records: Sequence[Record]) -> dict[str, Figure]:
         from capsnet.report.figures.outcomes import bars, lines
@@ -219,6 +222,19 @@ def trained_as(plan: Plan, model: ModelConfig, seed: int) -> Config:
 
 def cells(method: str, numbers: str) -> dict[str, str]:
     return {"network": NETWORKS[method], "pose read from": numbers}
+
+
+def captions_of(predicted: Tensor, true: Tensor) -> list[Caption]:
+    """The predicted classes of each scene, one per line; both bool (n, j)."""
+    from capsnet.report.figures import VERMILLION
+    from capsnet.report.figures.gallery import Caption
+
+    captions = []
+    for names, present in zip(predicted, true, strict=True):
+        words = [name for name, named in zip(CLASSES, names, strict=True) if named] or ["nothing"]
+        right = bool((names == present).all())
+        captions.append(Caption("\n".join(words)) if right else Caption("\n".join(words), VERMILLION))
+    return captions
 
 
 def side_by_side(records: Sequence[Record], name: str, unit: str) -> str:

@@ -112,7 +112,7 @@ class Viewpoints(Experiment):
 
     def findings(self, records: Sequence[Record]) -> list[str]:
         groups = {group[0].method: group for group in by_method(records)}
-        return [finding(what, groups) for what in FAMILIAR] + shortfalls(groups)
+        return [finding(what, groups) for what in FAMILIAR] + early_ends(groups)
 
     def claims(self, records: Sequence[Record], budget: str) -> list[Claim]:
         groups = {group[0].method: group for group in by_method(records)}
@@ -244,7 +244,7 @@ def theirs(what: str) -> str:
     return f"{PAPER['cnn', what][1]:g} % for a CNN and {PAPER['em', what][1]:g} % for EM routing"
 
 
-def shortfalls(groups: Mapping[str, Sequence[Record]]) -> list[str]:
+def early_ends(groups: Mapping[str, Sequence[Record]]) -> list[str]:
     """The networks that ended before they reached the familiar-view error at which all should be compared."""
     said = []
     for method, group in groups.items():

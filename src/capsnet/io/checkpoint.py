@@ -41,7 +41,7 @@ def read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text("utf-8"))
     except FileNotFoundError:
-        raise UserError(f"there is no {path}.") from None
+        raise UserError(f"there is no {path}: check the path.") from None
     except (OSError, ValueError) as error:
         raise UserError(f"{path} is not readable JSON ({error}): restore it, or train again.") from None
 

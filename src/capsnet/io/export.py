@@ -12,11 +12,11 @@ import io
 import json
 import logging
 import statistics
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
@@ -31,6 +31,7 @@ from capsnet.kernels import plain
 from capsnet.models.base import Model
 from capsnet.models.registry import model_to_dict
 from capsnet.nn.layers import DenseCaps
+from capsnet.timing import alternate
 
 Format = Literal["onnx", "torch"]
 Runner = Callable[[Tensor], dict[str, Tensor]]  # images (b, c, h, w) → the outputs by name
@@ -259,7 +260,8 @@ def differences(model: Model, run: Runner) -> dict[str, float]:
         found, expected = run(images[:b]), exportable(images[:b])
         if {name: x.shape for name, x in found.items()} != {name: x.shape for name, x in expected.items()}:
             raise UserError(
-                f"the outputs of the exported file have wrong names or shapes for a batch of {b}: nothing was written."
+                f"the outputs of the exported file have wrong names or shapes for a batch of {b}, so nothing was "
+                f"written: try the other --format."
             )
         if "reconstruction" in expected:
             decoded = exportable.reconstruct(expected["poses"], found["activations"])
@@ -296,31 +298,14 @@ def speed(model: Model, run: Runner, repeats: int = 7, seconds: float = 10.0) ->
             output = own(images)
             return output.poses is not None and exportable.reconstruct(output.poses, output.activations)
 
-    sides: dict[str, Callable[[Tensor], object]] = {"file": run, "model": fast}
-    rates: dict[str, dict[str, float]] = {name: {} for name in sides}
+    rates: dict[str, dict[str, float]] = {"file": {}, "model": {}}
     batches = fitting(own, TIMED_BATCHES)
     images = trial_images(own, max(batches))
     for b in batches:
-        for name, median in alternate(sides, images[:b], repeats, seconds).items():
-            rates[name][str(b)] = round(b / median, 1)
+        taken = alternate([partial(run, images[:b]), partial(fast, images[:b])], repeats, seconds)
+        for rate, times in zip(rates.values(), taken, strict=True):
+            rate[str(b)] = round(b / statistics.median(times), 1)
     return rates
-
-
-def alternate(
-    sides: dict[str, Callable[[Tensor], object]], images: Tensor, repeats: int, seconds: float
-) -> dict[str, float]:
-    """Median seconds of each side, in alternation; every measurement follows a warm-up."""
-    taken: dict[str, list[float]] = {name: [] for name in sides}
-    deadline = time.perf_counter() + seconds
-    for repetition in range(repeats):
-        if repetition and time.perf_counter() > deadline:
-            break
-        for name, side in sides.items():
-            side(images)
-            began = time.perf_counter()
-            side(images)
-            taken[name].append(time.perf_counter() - began)
-    return {name: statistics.median(values) for name, values in taken.items()}
 
 
 # ------------------------------------------------------------------------------------------------------ all steps

@@ -51,7 +51,7 @@ def check_size(hub: ModuleType, repository: str, revision: str | None) -> None:
         return
     size = hub.get_hf_file_metadata(hub.hf_hub_url(repository, WEIGHTS, revision=revision)).size or 0
     if size > MOST_BYTES:
-        raise UserError(f"the weights of {repository} have {size:,} bytes, more than the {MOST_BYTES:,} that are read.")
+        raise UserError(f"the weights of {repository} have {size:,} bytes, more than the limit of {MOST_BYTES:,}.")
 
 
 def first_line(error: Exception) -> str:

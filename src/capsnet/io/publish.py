@@ -89,14 +89,14 @@ def card_data(model: Model, title: str, license: str) -> dict[str, Any]:
     """The metadata that the hub reads; JSON values are YAML values too."""
     birth, routing = certificate_of(model), getattr(model.config, "routing", None)
     data = str(birth.config.get("data", ""))
-    published = data and (info := find(data)) is not None and not info.takes_path
+    info = find(data)
     tags = ["capsule-network", "image-classification", *([f"{routing.algorithm}-routing"] if routing else [])]
     return {
         **({"license": license} if license else {}),
         "library_name": "capsnet",
         "pipeline_tag": "image-classification",
         "tags": tags,
-        **({"datasets": [data.partition(":")[0]]} if published else {}),
+        **({"datasets": [info.name]} if info and not info.takes_path else {}),
         **({"model-index": [validated(birth, title, data)]} if birth.validation_error_percent is not None else {}),
     }
 

@@ -203,7 +203,7 @@ class Model(nn.Module):
             threshold = PRESENT
         top = 1 if top is None else top
         if top < 1 or batch_size < 1:
-            raise UserError(f"top and batch_size are at least 1 and are {top} and {batch_size}.")
+            raise UserError(f"top and batch_size should be at least 1, not {top} and {batch_size}.")
         with evaluating(self):
             chunks = self._as_batch(images).split(batch_size)
             parts = [self._predict_batch(chunk.to(self.device), top, threshold, trace) for chunk in chunks]
@@ -249,10 +249,12 @@ class Model(nn.Module):
         came = images if isinstance(images, Tensor) else torch.from_numpy(np.array(images))
         if not (came.is_floating_point() or came.dtype in (torch.uint8, torch.bool)):
             raise UserError(
-                f"images are uint8 (0 to 255) or floats (0 to 1) and these are {came.dtype}: convert them first."
+                f"images should be uint8 (0 to 255) or float (0 to 1), not {came.dtype}: convert them first."
             )
         if came.is_floating_point() and came.numel() and came.max() > 2:
-            raise UserError(f"images as floats go from 0 to 1 and these go up to {came.max():g}: divide them by 255.")
+            raise UserError(
+                f"float images should range from 0 to 1, and these reach {came.max():g}: divide them by 255."
+            )
         x = came.float() / 255 if came.dtype == torch.uint8 else came
         if x.dim() == 2:
             x = x[None, None]

@@ -49,7 +49,9 @@ class CNN(Model):
                 features.append(nn.MaxPool2d(pool))
             channels, height, width = out, height // pool, width // pool
         if min(height, width) < 1:
-            raise UserError(f"an image of {config.image_shape[1:]} px is too small for this much pooling.")
+            raise UserError(
+                f"an image of {config.image_shape[1:]} px is too small for this pooling: use larger images."
+            )
         self.features = nn.Sequential(*features)
         head: list[nn.Module] = []
         width_before = channels * height * width

@@ -19,7 +19,7 @@ The second numbers are biases: of the two convolutions, one per channel, and of 
 type, shared over the positions. Without the biases of the convolutions there would be 68,554 and 316,618 parameters.
 Other routings have other parameters in the place of β.
 
-Deviations: those of `capsnet.routing.em`. A routing without activations of its own gets squashed primary capsules,
+Deviations: those of `capsnet.routing.em`. A routing that computes no activations gets squashed primary capsules,
 whose lengths are their activations, and no channels for them.
 """
 

@@ -21,7 +21,7 @@ from capsnet.nn.layers import Conv2d
 
 
 class ResidualBlock(nn.Module):
-    """Two convolutions around which the input passes by. (b, c, h, w) → (b, c', ⌈h/stride⌉, ⌈w/stride⌉)
+    """Two convolutions and a shortcut around them. (b, c, h, w) → (b, c', ⌈h/stride⌉, ⌈w/stride⌉)
 
     >>> ResidualBlock(8, 16, stride=2)(torch.randn(2, 8, 10, 10)).shape
     torch.Size([2, 16, 5, 5])

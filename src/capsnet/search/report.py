@@ -87,7 +87,7 @@ def importance(study: optuna.Study) -> dict[str, float]:
 def command(config: Config) -> str:
     """The command that trains this config: its preset, and what differs from it."""
     reference = get_preset(config.preset)
-    if config.init:  # it brings a network of its own
+    if config.init:  # its network is the default
         with suppress(UserError):  # if it still exists
             reference = replace(starting_from(reference, config.init), init="")
     return plugins.command("train", "--preset", config.preset, *train_flags(config, reference))
@@ -210,7 +210,7 @@ def check_place(name: str, storage: str, folder: Path = FOLDER) -> None:
     check_writable(file)
     found = checkpoint.read_json(file) if file.exists() else {"storage": storage}
     if not isinstance(found, dict) or found.get("storage") != storage:
-        raise UserError(f"{file} is about something else: choose another name with --study, or move that file away.")
+        raise UserError(f"{file} belongs to another study: choose another name with --study, or move the file away.")
 
 
 def write(found: dict[str, Any], folder: Path = FOLDER) -> list[Path]:

@@ -1,6 +1,6 @@
 """Worker processes of a search: started, replaced when they are killed, and stopped with their parent.
 
-A worker is the same command in a process of its own, which finds its parent and its deadline in the environment.
+A worker is a process that runs the same command and finds its parent and its deadline in the environment.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Crew:
         self.workers = [self.hire() for _ in range(size)]
 
     def hire(self) -> tuple[subprocess.Popen[bytes], IO[str]]:
-        """A worker in a session of its own, so that Ctrl-C reaches it once, through us."""
+        """A worker in a separate session, so that Ctrl-C reaches it once, through its parent."""
         log = tempfile.TemporaryFile("w+")  # noqa: SIM115 (it lives as long as the worker)
         process = subprocess.Popen(
             self.command, env=self.environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log,

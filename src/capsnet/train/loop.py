@@ -45,7 +45,7 @@ from capsnet.train.runs import Run, gone_bad, require_finite
 
 LOG_EVERY = 20  # steps per line of metrics.jsonl
 SHORT = 5.0  # seconds: shorter epochs share a checkpoint, because small datasets have hundreds of epochs
-# messages of PyTorch's CPU allocators, which have no exception class of their own
+# messages of PyTorch's CPU allocators, which raise no specific exception
 NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory", "Storage size calculation overflowed")
 
 
@@ -115,7 +115,7 @@ def resume(folder: Path, *, stem: nn.Module | None = None) -> Run:
     A run that was started with a `stem` needs such a module again.
     """
     if not runs.can_go_on(folder) and not runs.has_finished(folder):
-        raise UserError(f"there is no run to resume in {folder}.")
+        raise UserError(f"there is no run to resume in {folder}: check the path.")
     lock = Lock(folder)
     try:
         run = reopen(folder, stem)
@@ -138,7 +138,7 @@ def reopen(folder: Path, stem: nn.Module | None = None) -> Run:
     else:
         tensors, record = checkpoint.read_tensors(state)
         if not all(isinstance(record.get(part), dict) for part in ("config", "state")):
-            raise UserError(f"{state} contains no resumable run.")
+            raise UserError(f"{state} contains no resumable run: start a new one.")
         run = prepare(from_dict(record["config"]), folder, stem)
         if record.get("taught_by", {}) != run.taught_by:
             raise UserError(f"{run.config.teacher}, the teacher of the run in {folder}, has changed: start a new run.")

@@ -223,7 +223,10 @@ def check_state(state: dict[str, Any], steps: int, file: Path) -> dict[str, Any]
     if not known or not all(type(values[name]) in (int, kind) and values[name] >= 0 for name, kind in KEPT.items()):
         raise UserError(f"{file} is damaged, because its progress cannot be read: start a new run.")
     if values["step"] > steps:
-        raise UserError(f"{file} is at step {values['step']} of {steps}: the dataset has changed since then.")
+        raise UserError(
+            f"{file} is at step {values['step']} of {steps}, so the dataset has changed: restore the images, or start "
+            f"a new run."
+        )
     return values
 
 

@@ -58,7 +58,7 @@ def resolve(name: str, known: Iterable[str]) -> str:
 
 
 def value_of(config: Any, name: str) -> Any:
-    """The value of a field by its dotted name, of a routing its name; None if there is no such field."""
+    """The value of a field by its dotted name (for a routing: its name); None if there is no such field."""
     for part in name.split("."):
         config = getattr(config, part, None)
     return config.algorithm if isinstance(config, RoutingOptions) else config
@@ -98,12 +98,12 @@ def read_values(text: str, base: Config) -> dict[str, Any]:
     for word in re.split(r"\+(?=[^+=]+=)", text):
         name, equals, value = word.partition("=")
         if not equals:
-            raise UserError(f"{word} in {text} is not FIELD=VALUE: pass a named variant as a word of its own.")
+            raise UserError(f"{word} in {text} is not FIELD=VALUE: pass a named variant as a separate word.")
         name = resolve(name, known)
         if name in values:
             raise UserError(f"{text} sets {name} twice: remove one of them.")
         values[name] = read_value(name, value.strip(), known[name])
-        known |= dict(leaves(with_values(base, values)))  # the config checks limits; a routing has options of its own
+        known |= dict(leaves(with_values(base, values)))  # the config checks limits; each routing has its own options
     return dict(sorted(values.items()))
 
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class File:
-    """One file in the cache: its name, size and checksum."""
+    """A published file: its name, size and checksum."""
 
     name: str
     size: int

@@ -15,7 +15,7 @@ correctly rounded single operations in a fixed order, so that the same bytes com
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
@@ -91,6 +91,11 @@ def wing(root: Vector, tip: Vector, chord: float, thickness: float, shade: float
     upright = abs(along[2]) > abs(along[1])
     flat = (0.0, thickness / 2, 0.0) if upright else (0.0, 0.0, thickness / 2)
     return Solid("block", vector((a + b) / 2), ((chord / 2, 0.0, 0.0), flat, along), shade, (taper, 0.0))
+
+
+def both(make: Callable[[float], Solid]) -> list[Solid]:
+    """A solid on the left (+1) and its counterpart on the right (−1)."""
+    return [make(1.0), make(-1.0)]
 
 
 def pitched(half: Vector, degrees: float) -> tuple[Vector, Vector, Vector]:

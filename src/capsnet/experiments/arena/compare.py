@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from capsnet.data import in_order
-from capsnet.evaluate import mean_interval
 from capsnet.experiments.arena.cost import Costs
 from capsnet.experiments.arena.rates import RATES, Rates, best_rates
 from capsnet.experiments.arena.tasks import CONTROL, LABELS, MANY_SEEDS, algorithms_of, config_of, less, tasks_of
+from capsnet.experiments.core.claims import Paired, paired
 from capsnet.experiments.core.plan import Budget, Experiment, Record, Row, by_method, values
 from capsnet.experiments.core.results import Place, read
 from capsnet.report.tables import Table, over_seeds, whole
@@ -79,9 +79,9 @@ class Arena(Experiment):
 
         panels: dict[str, list[figures.Interval]] = {}
         for group in by_method(records):
-            apart = differences(group, records)
-            if group[0].shown["routing"] != CONTROL and apart:
-                interval = figures.Interval(group[0].shown["routing"], apart, mean_interval(apart))
+            apart = against_control(group, records)
+            if apart.differences:
+                interval = figures.Interval(group[0].shown["routing"], apart.differences, apart.half)
                 panels.setdefault(group[0].shown["data"], []).append(interval)
         note = f"Test error minus that of {CONTROL} with the same seed, left is better: mean, 95 % interval, seeds."
         return {"arena": figures.intervals(self.title, note, panels, "percentage points")} if panels else {}
@@ -104,21 +104,19 @@ def examine(result: Result) -> dict[str, float]:
     return {"entropy_percent": statistics.fmean(entropies), "agreement": statistics.fmean(agreements)}
 
 
-def differences(group: Sequence[Record], records: Sequence[Record]) -> list[float]:
-    """Error minus that of the control with the same seed."""
-    data = group[0].shown["data"]
-    control = {r.seed: r.outcome["error_percent"] for r in records if r.shown == {"data": data, "routing": CONTROL}}
-    return [r.outcome["error_percent"] - control[r.seed] for r in group if r.seed in control]
+def against_control(group: Sequence[Record], records: Sequence[Record]) -> Paired:
+    """A group compared with the control on the same dataset; the control itself is compared with nothing."""
+    shown = {"data": group[0].shown["data"], "routing": CONTROL}
+    return paired(group if group[0].shown != shown else [], [r for r in records if r.shown == shown])
 
 
 def line_of(group: Sequence[Record], records: Sequence[Record]) -> list[str]:
     shown, outcome = group[0].shown, group[0].outcome
-    apart = differences(group, records) if shown["routing"] != CONTROL else []
     return [
         shown["data"],
         shown["routing"],
         over_seeds(values(group, "error_percent")),
-        against_control(apart),
+        str(against_control(group, records)),
         over_seeds(values(group, "missed_label_percent")),
         over_seeds(values(group, "entropy_percent"), 1),
         over_seeds(values(group, "agreement")),
@@ -130,31 +128,15 @@ def line_of(group: Sequence[Record], records: Sequence[Record]) -> list[str]:
     ]
 
 
-def against_control(apart: Sequence[float]) -> str:
-    if not apart:
-        return "–"
-    mean, half = statistics.fmean(apart), mean_interval(apart)
-    return f"{mean:+.2f} ({mean - half:+.2f} to {mean + half:+.2f})" if len(apart) > 1 else f"{mean:+.2f}"
-
-
 def verdict(data: str, records: Sequence[Record]) -> str:
-    """Which routings differ from the control on a dataset beyond chance, made from the paired intervals."""
-    better, worse, unclear = list[str](), list[str](), list[str]()
+    """Which routings differ from the control on a dataset beyond chance, by the paired intervals."""
+    found: dict[str, list[str]] = {"better": [], "worse": [], "too close to call": []}
     for group in by_method([r for r in records if r.shown["data"] == data]):
-        name, apart = group[0].shown["routing"], differences(group, records)
-        if name == CONTROL or not apart:
-            continue
-        mean, half = statistics.fmean(apart), mean_interval(apart)
-        (better if mean + half < 0 else worse if mean - half > 0 else unclear).append(name)
-    parts = [
-        f"{what}: {', '.join(names)}"
-        for what, names in (
-            (f"better than {CONTROL} beyond chance", better),
-            (f"worse than {CONTROL} beyond chance", worse),
-            ("too close to call", unclear),
-        )
-        if names
-    ]
+        apart = against_control(group, records)
+        if apart.differences:
+            found[apart.verdict].append(group[0].shown["routing"])
+    than = {"better": f" than {CONTROL} beyond chance", "worse": f" than {CONTROL} beyond chance"}
+    parts = [f"{kind}{than.get(kind, '')}: {', '.join(names)}" for kind, names in found.items() if names]
     return f"{data}. {parts[0][0].upper()}{'; '.join(parts)[1:]}." if parts else f"{data}. Nothing to compare yet."
 
 

@@ -1,7 +1,7 @@
 """What a training step costs with each algorithm: time and peak memory, nothing else running.
 
 The algorithms of a dataset take turns in one process, so that noise affects all of them alike. Peak memory is measured
-in a process of its own for each.
+in a separate process for each.
 """
 
 from __future__ import annotations
@@ -84,8 +84,7 @@ def peak_of(task: Task, algorithm: str, budget: Budget) -> float:
 def main(words: Sequence[str]) -> None:
     """The process behind `peak_of`: print the megabytes."""
     name, algorithm, budget, *rest = words
-    for plugin in rest[1::2]:
-        plugins.load_plugin(plugin)
+    plugins.load_flags(rest)
     keep_memory()
     step = step_of(TASKS[name], algorithm, check_budget(budget))
     for _ in range(3):

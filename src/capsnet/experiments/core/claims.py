@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from capsnet.evaluate import mean_interval
 
 if TYPE_CHECKING:
     from capsnet.experiments.core.plan import Record
@@ -50,6 +53,42 @@ def measured(records: Sequence[Record], name: str = "error_percent", test: str =
     lows, highs = zip(*(each[f"{name}_interval_95"] for each in outcomes), strict=True)
     mean = sum(each[name] for each in outcomes) / len(outcomes)
     return Measured(mean, min(lows), max(highs), len(outcomes))
+
+
+class Paired(NamedTuple):
+    """Differences from a control with the same seed; below zero is better."""
+
+    differences: tuple[float, ...]
+
+    @property
+    def mean(self) -> float:
+        return statistics.fmean(self.differences)
+
+    @property
+    def half(self) -> float:
+        """Half of Student's 95 % interval of the mean; infinite for a single seed."""
+        return mean_interval(self.differences)
+
+    @property
+    def verdict(self) -> Literal["better", "worse", "too close to call"]:
+        if abs(self.mean) <= self.half:
+            return "too close to call"
+        return "better" if self.mean < 0 else "worse"
+
+    def __str__(self) -> str:
+        """
+        >>> str(Paired((1.0, 1.2))), str(Paired((0.5,))), str(Paired(()))
+        ('+1.10 (-0.17 to +2.37)', '+0.50', '–')
+        """
+        if len(self.differences) < 2:
+            return f"{self.mean:+.2f}" if self.differences else "–"
+        return f"{self.mean:+.2f} ({self.mean - self.half:+.2f} to {self.mean + self.half:+.2f})"
+
+
+def paired(group: Sequence[Record], control: Sequence[Record]) -> Paired:
+    """Test errors of a group minus those of the control, for the seeds of both."""
+    errors = {r.seed: r.outcome["error_percent"] for r in control}
+    return Paired(tuple(r.outcome["error_percent"] - errors[r.seed] for r in group if r.seed in errors))
 
 
 def overlap(a: Measured, b: Measured) -> bool:

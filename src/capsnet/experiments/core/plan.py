@@ -169,7 +169,7 @@ class Experiment:
             header += [heading, "paper"] if name in told else [heading]
         header += ["parameters", "epochs", "training images", "seeds", "time"]
         lines = [self._line(group, kinds, told) for group in groups]
-        return Table(header, lines, [f"{'; '.join(what)}." for what in shortfalls(groups)])
+        return Table(header, lines, [f"{'; '.join(what)}." for what in reductions(groups)])
 
     def _line(self, group: Sequence[Record], kinds: Sequence[str], told: Sequence[str]) -> list[str]:
         first = group[0]
@@ -185,7 +185,7 @@ class Experiment:
         return [*line, *cost, str(len(group)), clock(sum(r.seconds for r in group))]
 
 
-def shortfalls(groups: Sequence[Sequence[Record]]) -> list[list[str]]:
+def reductions(groups: Sequence[Sequence[Record]]) -> list[list[str]]:
     """What rows had less of than the paper: each list once."""
     return [list(what) for what in dict.fromkeys(tuple(group[0].less) for group in groups if group[0].less)]
 

@@ -1,7 +1,7 @@
-"""Routing by hand: Procedure 1 with a few 2-D capsules, every line drawn with its numbers; and what is around it.
+"""Routing by hand: Procedure 1 with a few 2-D capsules, every line drawn with its numbers.
 
-Lower capsules have a colour each; an upper capsule's input s is dashed, its output v is dark and thick. Everything is
-drawn from a routing's own trace (`capsnet.routing.Trace`), of one example with 2-D poses and two upper capsules.
+Each lower capsule has its own colour; an upper capsule's input s is dashed, its output v is dark and thick. All
+numbers come from a trace (`capsnet.routing.Trace`) of one example with 2-D poses and two upper capsules.
 """
 
 from __future__ import annotations

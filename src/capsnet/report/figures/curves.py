@@ -26,9 +26,9 @@ from capsnet.report.figures.style import (
 
 @styled
 def training_curves(history: Sequence[Mapping[str, Any]]) -> Figure:
-    """How a training went, from the records of metrics.jsonl: loss, reconstruction, validation error, learning rate.
+    """The course of a training, from metrics.jsonl: loss, reconstruction error, validation error, learning rate.
 
-    What was not recorded has no panel; steps that a resumed training repeated show once.
+    Quantities that were not recorded have no panel; steps that were repeated after a resume appear once.
     """
     steps = {r["step"]: r for r in history if r.get("kind") == "train"}
     epochs = {r["step"]: r for r in history if r.get("kind") == "epoch"}
@@ -108,5 +108,5 @@ def _pace(train: Sequence[Mapping[str, Any]]) -> str:
     speeds = sorted(_series(train, "images_per_second")[1])
     if not train:
         return "nothing was recorded"
-    pace = f", {speeds[len(speeds) // 2]:,.0f} images a second" if speeds else ""
+    pace = f", {speeds[len(speeds) // 2]:,.0f} images/s" if speeds else ""
     return f"{train[-1]['step']:,} steps{pace}"

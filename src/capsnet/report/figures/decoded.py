@@ -20,10 +20,10 @@ from capsnet.report.figures.tiles import as_pixels, mosaic, put, snap, tile_size
 
 @torch.inference_mode()
 def reconstructions(model: Model, images: Tensor, true: Tensor | None = None, label: int | None = None) -> Figure:
-    """Inputs and their reconstructions (Fig. 3): correct ones, and wrong ones if `true` is given.
+    """Inputs and their reconstructions (Fig. 3); with `true`, correct and wrong examples are separated.
 
-    images (n, c, h, w), uint8 or 0 to 1; true (n,) labels. `label` decodes all images from the pose of
-    this class instead of the predicted one.
+    images (n, c, h, w), uint8 or 0 to 1; true (n,) labels. With `label`, all images are decoded from the pose of that
+    class instead of the predicted one.
     """
     prediction = model.predict(images, top=1)
     if prediction.reconstructions is None or prediction.poses is None:
@@ -32,7 +32,7 @@ def reconstructions(model: Model, images: Tensor, true: Tensor | None = None, la
     if label is not None:
         whose = torch.full((len(images),), label, device=model.device)
         decoded = model.reconstruct(prediction.poses.to(model.device), whose)
-        assert decoded is not None  # there is a decoder
+        assert decoded is not None
         return reconstruction_rows(images, decoded.cpu(), None, [names[label]] * len(images), whose="chosen")
     predicted = [names[k] for k in prediction.labels.tolist()]
     if true is None:
@@ -50,12 +50,11 @@ def reconstruction_rows(
     decoded_true: Tensor | None = None,
     whose: str = "predicted",
 ) -> Figure:
-    """Inputs above what was decoded from the predicted class, right ones and wrong ones (Fig. 3).
+    """Inputs above their reconstructions from the predicted class: correct examples, then wrong ones (Fig. 3).
 
-    images, decoded, decoded_true (n, c, h, w); true, predicted: n names. An example is wrong where they differ; it
-    then has a third tile, decoded from the class that is there. (l, p, r): label, prediction, and the class that
-    the reconstruction was decoded from. Without `true` nothing is right or wrong; `whose` class it was decoded from is
-    then said above.
+    images, decoded, decoded_true (n, c, h, w); true, predicted: n names. An example is wrong if they differ; it then
+    has a third tile, decoded from the true class. (l, p, r): label, prediction, and the class of the reconstruction.
+    Without `true`, examples are not judged, and the heading says which (`whose`) class was decoded.
     """
     stacks = [
         _stack(k, images, decoded, None if true is None else true[k], predicted[k], decoded_true)

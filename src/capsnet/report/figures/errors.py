@@ -37,17 +37,17 @@ NUMBERED = 30  # classes: with more, the confusion matrix has colours and no num
 
 
 def confusions(evaluation: Evaluation) -> Tensor:
-    """(j + 1, j + 1) counts: class missed (rows) against class named instead; the diagonal counts what was right.
+    """(j + 1, j + 1) counts: missed classes (rows) against wrongly predicted ones; the diagonal counts correct ones.
 
-    With one label an image this is the confusion matrix. Where an image has several, each missed class meets each
-    class that was named wrongly; last column: missed, and nothing named instead; last row: named, nothing missed.
+    With one label per image this is the confusion matrix. With several, every missed class is counted with every
+    wrongly predicted class; the last column counts missed classes without a wrong prediction, the last row the reverse.
     """
     there, named = evaluation.targets.bool(), evaluation.predicted.bool()
     missed, invented = (there & ~named).float(), (named & ~there).float()
     missed = torch.cat([missed, (missed.sum(1, keepdim=True) == 0).float()], 1)
     invented = torch.cat([invented, (invented.sum(1, keepdim=True) == 0).float()], 1)
     counts = missed.T @ invented
-    counts[-1, -1] = 0  # nothing missed, nothing invented: that is being right
+    counts[-1, -1] = 0  # correct examples
     return (counts + torch.diag(torch.cat([(there & named).sum(0), torch.zeros(1)]))).round().long()
 
 
@@ -131,10 +131,9 @@ def _error_rates(axes: Axes, evaluation: Evaluation, size: float) -> None:
 
 
 def confidence_of_mistakes(evaluation: Evaluation) -> Tensor:
-    """(n,) how sure the model was where it is wrong, −1 where it is right.
+    """(n,) confidence of each mistake; −1 for correct examples.
 
-    The length of the longest class that is not there though it was named; where none was, how short the shortest
-    missed class is.
+    The highest activation of a wrongly predicted class or, without one, 1 minus the lowest one of a missed class.
     """
     there, named = evaluation.targets.bool(), evaluation.predicted.bool()
     invented = torch.where(named & ~there, evaluation.activations, -1.0).amax(1)
@@ -155,7 +154,7 @@ def mistakes(
     most: int = 24,
     title: str = "The most confident mistakes",
 ) -> Figure:
-    """The most confident mistakes: the image, and how long the class that is there and the one named were.
+    """The most confident mistakes: each image with the activations of its true and its predicted class.
 
     images (n, c, h, w), the evaluation's examples in its order; or the (c, h, w) of its worst mistakes by number.
     """
@@ -165,7 +164,7 @@ def mistakes(
     down = height + 46
     figure, axes = sheet(WIDTH, snap(56 + max(0.2, math.ceil(len(worst) / columns)) * down))
     count = f"{len(worst)} of {evaluation.errors:,}" if len(worst) < evaluation.errors else f"All {len(worst)}"
-    note = f"{count}. Blue: length of the class that is there; vermillion: of the one that was named."
+    note = f"{count}. Blue: activation of the true class; vermillion: of the predicted class."
     heading(axes, title, note if worst else f"None: all {evaluation.n:,} are correct.")
     for k, example in enumerate(worst):
         left, top = snap(14 + k % columns * space), snap(50 + k // columns * down)

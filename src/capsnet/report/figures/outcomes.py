@@ -38,9 +38,9 @@ class Line(NamedTuple):
     y: Sequence[float | None]
     colour: str
     dashed: bool = False
-    dots: bool = False  # points of their own, not joined
-    thin: bool = False  # one of many
-    bare: bool = False  # no dots on it
+    dots: bool = False  # separate points
+    thin: bool = False  # thinner and lighter, for many curves
+    bare: bool = False  # without markers
 
 
 class Panel(NamedTuple):

@@ -30,9 +30,9 @@ def routing(
 ) -> Figure:
     """The routing of one example by iteration: couplings, activations, entropy.
 
-    Blue is the class that is there (`true`, by default the most active), vermillion its strongest rival, grey the rest.
-    With the example's `image` (c, h, w), and the `grid` of primary capsules if those are what is routed, a first
-    panel shows where in the image the votes for the blue class come from.
+    Blue is the true class (by default the most active one), vermillion the runner-up, grey the others.
+    With the example's `image` (c, h, w), and the `grid` of the primary capsules if those are routed, a first panel
+    shows which positions of the image contribute to the blue class.
     """
     active = trace.activations[:, example].detach().cpu()  # t j
     received = trace.couplings[:, example].mean(1).detach().cpu()  # t j: the share of all lower capsules' output
@@ -41,7 +41,7 @@ def routing(
     marked = {blue: BLUE, **dict.fromkeys([k for k in order if k != blue][:1], VERMILLION)}
     names = short_names(classes, 10)
     title, note = f"Routing of one “{names[blue]}”", f"blue: “{names[blue]}”"
-    note += "".join(f"; vermillion: its strongest rival, “{names[k]}”" for k in marked if k != blue)
+    note += "".join(f"; vermillion: the runner-up, “{names[k]}”" for k in marked if k != blue)
     figure, panels = row_of_panels(3 + (image is not None), 190, title, note)
     if image is not None:
         _sources(panels.pop(0), image, contributions(trace, example, blue), grid)

@@ -1,6 +1,6 @@
-"""Why a training step is fast, and how its cost grows: the numbers of `capsnet bench` as pictures.
+"""The numbers of `capsnet bench` as figures: the time of a training step by part, and how its cost grows.
 
-Blue is the fast path, grey what it is compared with; in the bill each part of a step has a colour of its own.
+Blue is the fast version, grey the one that it is compared with; in the bill each part of a step has its own colour.
 """
 
 from __future__ import annotations
@@ -123,12 +123,12 @@ def _name_the_sides(axes: Axes, point: Point) -> None:
 
 @styled
 def step_bill(result: Mapping[str, Any]) -> Figure:
-    """Where the time of a training step went and where it goes, from `capsnet bench --json`: plain, fast and bfloat16.
+    """Time of a training step by part, from `capsnet bench --json`: plain, fast and bfloat16.
 
-    A band leads from what a part took to what it takes in the bar below. Parts are measured by themselves: what they
-    leave of the step is "rest", and where they add up to more than the step, the bar is longer than its total. Marks
-    show the machine's limit for direct convolutions: the arithmetic of the equations at the speed of its fastest matrix
-    product in the precision of the bar.
+    A band connects a part with the same part in the bar below. Parts are timed separately: the remainder of the step is
+    "rest", and if the parts add up to more than the step, the bar is longer than its total. Marks show the machine's
+    limit for direct convolutions: the arithmetic of the equations at the speed of its fastest matrix product in the
+    precision of the bar.
     """
     if "breakdown_ms" not in result:
         raise UserError("this benchmark has no breakdown: run `capsnet bench --json` without --quick.")

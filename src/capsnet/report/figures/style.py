@@ -1,6 +1,6 @@
-"""The house style: palette, sizes of type, blank pages with a title, and files.
+"""The style of all figures: palette, font sizes, empty pages with a title, and files.
 
-The style is set while a picture is drawn and taken back afterwards, so draw in one thread at a time.
+The style is set while a figure is drawn and restored afterwards, so draw in one thread at a time.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ BLUE, VERMILLION, GREEN = "#0072b2", "#d55e00", "#009e73"  # Okabe and Ito's
 
 TITLE, TEXT, SMALL, TINY = 11.0, 9.0, 8.0, 7.0  # points
 HEADING = 42.0  # points: the title and the note above the panels
-WIDTH = 518.0  # points: all pictures are as wide, so that their type is of one size on a page
-PER_POINT = 3  # dots a point when saved as PNG
+WIDTH = 518.0  # points: the same for all figures, so that their type has one size on a page
+PER_POINT = 3  # pixels per point in a PNG
 STYLE: dict[str, Any] = {
     "font.family": "DejaVu Sans",
     "font.size": TEXT,
     "text.color": INK,
-    "text.parse_math": False,  # a class may be called "$5"
+    "text.parse_math": False,  # a class may be named "$5"
     "figure.facecolor": PAPER,
     "savefig.facecolor": PAPER,
     "axes.facecolor": PAPER,

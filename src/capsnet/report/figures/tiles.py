@@ -59,7 +59,7 @@ def snap(points: float) -> float:
 
 
 def tile_size(shape: Sequence[int], most: float) -> tuple[float, float]:
-    """Width and height in points of an image (…, h, w) in a square of `most` points: whole dots a pixel if it grows."""
+    """Width and height in points of an image (…, h, w), at most `most`; an enlarged pixel covers whole PNG pixels."""
     h, w = shape[-2:]
     scale = most / max(h, w)
     if scale * PER_POINT >= 1:
