@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -43,6 +43,7 @@ from capsnet.models.capsnet import CapsNet
 from capsnet.models.config import CapsNetConfig, ModelConfig
 from capsnet.models.registry import build, model_from_dict, model_to_dict
 from capsnet.nn.functional import one_hot
+from capsnet.processes import Helper, serve
 from capsnet.routing.options import DynamicOptions
 from capsnet.timing import timed
 from capsnet.train import loop
@@ -218,50 +219,27 @@ def cpu_name() -> str:
         return platform.processor() or platform.machine()
 
 
-def serve() -> None:
-    """The worker's loop: one JSON request per line, one JSON answer per line."""
+def work() -> None:
+    """The process of one variant."""
     side, case, *rest = sys.argv[1:]
     plugins.load_flags(rest)
     described = json.loads(case)
-    worker = Worker(side, Case(model_from_dict(described["model"]), described["batch"]))
-    for line in sys.stdin:
-        print(json.dumps(worker.answer(json.loads(line))), flush=True)
+    serve(Worker(side, Case(model_from_dict(described["model"]), described["batch"])).answer)
 
 
 # -------------------------------------------------------------------------------------------------- in the parent
 
 
-class Side:
+class Side(Helper):
     """A worker process."""
 
     def __init__(self, name: str, case: Case) -> None:
         described = json.dumps({"model": model_to_dict(case.model), "batch": case.batch})
-        clean = {k: v for k, v in os.environ.items() if not k.startswith(("MALLOC_", "GLIBC_TUNABLES"))}
-        self.name = name
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", "from capsnet.bench import serve; serve()", name, described, *plugins.flags()],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=clean,
-            start_new_session=True,  # the parent handles Ctrl-C and ends the workers
+        super().__init__(
+            name, "from capsnet.bench import work; work()", name, described, *plugins.flags(),
+            env={k: v for k, v in os.environ.items() if not k.startswith(("MALLOC_", "GLIBC_TUNABLES"))},
+            advice="try a smaller --batch or --image-size",
         )  # fmt: skip
-        self.requests = cast(IO[str], self.process.stdin)
-        self.answers = cast(IO[str], self.process.stdout)
-
-    def ask(self, **request: Any) -> Any:
-        self.requests.write(json.dumps(request) + "\n")
-        self.requests.flush()
-        line = self.answers.readline()
-        if not line:
-            raise UserError(
-                f"the variant {self.name} stopped with exit code {self.process.wait()}, possibly out of memory: "
-                f"try a smaller --batch or --image-size."
-            )
-        return json.loads(line)
-
-    def close(self) -> None:
-        self.process.kill()  # it has no state to save, and may be in the middle of a step
-        self.requests.close()
-        self.answers.close()
-        self.process.wait()
 
 
 @contextmanager

@@ -20,24 +20,30 @@ YES_NO: dict[Any, str] = {True: "yes", False: "no", None: "–"}  # user images 
 
 @dataclass(frozen=True)
 class Data:
-    """List the datasets, fetch them into the cache, or verify the cached files.
+    """List the datasets, fetch them into the cache, verify the cached files, or delete decoded images from the cache.
 
     Examples:
       capsnet data list
       capsnet data fetch mnist
       capsnet data verify
+      capsnet data prune folder:photos
     """
 
-    action: Annotated[Positional[Literal["list", "fetch", "verify"]], arg(metavar="list|fetch|verify")] = "list"
-    """List the datasets, fetch them into the cache, or verify checksums."""
+    action: Annotated[
+        Positional[Literal["list", "fetch", "verify", "prune"]], arg(metavar="list|fetch|verify|prune")
+    ] = "list"
+    """List the datasets, fetch them into the cache, verify checksums, or delete the decoded images of large folders,
+    which are decoded again when they are needed."""
     names: Annotated[Positional[tuple[str, ...]], arg(metavar="NAME…", help_behavior_hint="")] = ()
-    """Datasets (default: all for list and verify)."""
+    """Datasets (default: all for list, verify and prune)."""
     json: Switch = False
     """Print JSON."""
 
 
 def data(argv: list[str]) -> int:
     flags = parse(Data, "data", argv)
+    if flags.action == "prune":
+        return prune(flags)
     if flags.action == "list":
         rows = [about_data(name) for name in flags.names or datasets.list_datasets()]
     else:
@@ -51,6 +57,25 @@ def data(argv: list[str]) -> int:
         print_table(list(rows[0]), [[YES_NO.get(v) or str(v) for v in row.values()] for row in rows])
         print(f"cache: {datasets.cache_folder()}")
     return 0 if all(row.get("good", True) for row in rows) else 2
+
+
+def prune(flags: Data) -> int:
+    """Delete decoded images."""
+    from capsnet.data import image_cache
+
+    for name in flags.names:
+        if not datasets.parse(name).info.takes_path:
+            raise UserError(f"{name} has no decoded images: name a dataset such as folder:PATH, or leave it out.")
+    found = image_cache.prune(flags.names)
+    if flags.json:
+        rows = [{"name": each.images, "bytes": each.bytes, "deleted": each.deleted} for each in found]
+        print(json.dumps({"cache": str(image_cache.caches()), "data": rows}))
+    elif found:
+        states = {True: "deleted", False: "in use"}
+        print_table(["name", "GB", "state"], [(x.images, f"{x.bytes / 1e9:.2f}", states[x.deleted]) for x in found])
+    else:
+        print(f"nothing to delete in {image_cache.caches()}")
+    return 0
 
 
 def fetched() -> list[str]:

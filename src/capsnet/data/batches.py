@@ -52,7 +52,9 @@ class Batches:
         if step < 0:
             raise UserError(f"step should be 0 or more, not {step}.")
         epoch, place = divmod(step, len(self))
-        index = self._permutation(epoch)[place * self.batch_size : (place + 1) * self.batch_size]
+        order, size = self._permutation(epoch), self.batch_size
+        index = order[place * size : (place + 1) * size]
+        self.dataset.expect(order[(place + 1) * size : (place + 2) * size])
         batch = self.dataset.gather(index + epoch * len(self.dataset) if self.dataset.endless else index)
         spec = self.augment.at(step / (self.epochs * len(self)))
         return batch if spec == Augment() else augment_batch(batch, spec, generator(self.seed, "augment", step))
@@ -73,7 +75,10 @@ def in_order(dataset: Examples, batch_size: int, limit: int | None = None) -> It
     if batch_size < 1:
         raise UserError(f"batch_size should be at least 1, not {batch_size}.")
     chosen = dataset.numbers() if limit is None else dataset.sample(limit)
-    for index in chosen.split(batch_size) if len(chosen) else ():
+    parts = chosen.split(batch_size) if len(chosen) else ()
+    for number, index in enumerate(parts, 1):
+        for after in parts[number : number + 1]:
+            dataset.expect(after)
         yield dataset.gather(index)
 
 

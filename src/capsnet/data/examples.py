@@ -1,7 +1,11 @@
-"""Examples by index: the interface of every dataset, in memory (`Dataset`) or generated on the fly (`MadeOf`)."""
+"""Examples by index: the interface of every dataset.
+
+Images are in memory (`Dataset`), in a file (`capsnet.data.mapped.Stored`), or generated on the fly (`MadeOf`).
+"""
 
 from __future__ import annotations
 
+import zlib
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
@@ -81,6 +85,9 @@ class Examples(ABC):
     def to(self: Self, device: torch.device | str) -> Self:
         """The whole dataset on another device, so that a batch costs no transfer."""
 
+    def expect(self, index: Tensor) -> None:  # noqa: B027 (what is in memory needs no preparation)
+        """The examples at these indices are needed next."""
+
     def numbers(self) -> Tensor:
         """0 … n − 1, on the dataset's device."""
         return torch.arange(len(self), device=self.device)
@@ -95,6 +102,10 @@ class Examples(ABC):
         batches = [self.gather(index) for index in self.numbers().split(1000)]
         images = torch.cat([batch.images.mul(255).round_().to(torch.uint8) for batch in batches])
         return Dataset(images, torch.cat([batch.labels for batch in batches]), self.classes, self.name)
+
+    def checksum(self) -> int:
+        """CRC-32 of all images, then of all labels."""
+        return self.in_memory().checksum()
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,6 +157,9 @@ class Dataset(Examples):
 
     def in_memory(self) -> Dataset:
         return self
+
+    def checksum(self) -> int:
+        return zlib.crc32(self.labels.cpu().numpy().data, zlib.crc32(self.images.cpu().contiguous().numpy().data))
 
     def subset(self, indices: Tensor) -> Dataset:
         indices = indices.to(self.images.device)

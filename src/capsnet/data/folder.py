@@ -11,6 +11,9 @@ Images may have any size, mode and common format. They are converted to grey if 
 If all have the same size with no side over 64 pixels, they keep it; otherwise each is scaled to fit 64×64 (or
 `image_size`), keeping its aspect ratio, centred and padded with zeros. Files that cannot be read are reported on stderr
 and skipped. An existing validation split is kept, even with `validation=0`.
+
+Small sets are decoded at every start and stay in memory. Larger ones are decoded once, into the user's cache, and read
+from there (`capsnet.data.image_cache`); the batches are the same.
 """
 
 from __future__ import annotations
@@ -20,23 +23,22 @@ import os
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from capsnet.data.decode import decode_in_memory
 from capsnet.data.examples import Dataset
+from capsnet.data.image_cache import decode_into_cache, fits_in_memory
+from capsnet.data.mapped import Stored
 from capsnet.data.registry import DEFAULT_VALIDATION, Choice, DatasetInfo, Request, register
 from capsnet.data.seeds import generator
-from capsnet.data.splits import Splits, limit_training
+from capsnet.data.splits import Own, Splits, limit_training
 from capsnet.errors import UserError
 from capsnet.notice import say
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
 
 SUFFIXES = frozenset(
     (
@@ -47,7 +49,6 @@ SUFFIXES = frozenset(
 VALIDATION_NAMES = ("validation", "val", "valid")
 PARTS = {"train": "train", "test": "test"} | dict.fromkeys(VALIDATION_NAMES, "validation")
 FILE_COLUMNS = frozenset(("file", "filename", "path", "image"))
-LARGEST_DEFAULT = 64
 
 
 @dataclass(frozen=True)
@@ -59,12 +60,12 @@ class Entry:
     part: str = ""
 
 
-def load_folder(request: Request) -> Splits[Dataset]:
+def load_folder(request: Request) -> Splits[Dataset] | Splits[Stored]:
     """The splits of a folder with one subfolder per class."""
     return _splits(entries_of_folder(request.spec.path), request, multi_label=False)
 
 
-def load_csv(request: Request) -> Splits[Dataset]:
+def load_csv(request: Request) -> Splits[Dataset] | Splits[Stored]:
     """The splits of a table of files and labels: multi-label if any file has several labels or none."""
     entries = entries_of_table(request.spec.path)
     return _splits(entries, request, any(len(entry.labels) != 1 for entry in entries))
@@ -206,15 +207,21 @@ def _labels(cell: str) -> tuple[str, ...]:
     return tuple(sorted({label.strip() for label in cell.replace("|", ";").split(";")} - {""}))
 
 
-def _splits(entries: list[Entry], request: Request, multi_label: bool) -> Splits[Dataset]:
-    name = request.spec.text
-    readable, sizes = _readable(entries, name)
-    classes = _classes(readable, name)
-    images, decoded = _decode(readable, _target_size(sizes, request), request)
-    kept = [entry for entry, fine in zip(readable, decoded, strict=True) if fine]
+def _splits(entries: list[Entry], request: Request, multi_label: bool) -> Splits[Dataset] | Splits[Stored]:
+    name, paths = request.spec.text, [entry.path for entry in entries]
+    decode = decode_in_memory if fits_in_memory(len(paths), request) else decode_into_cache
+    decoded = decode(paths, request)
+    classes = _classes([entry for entry, fine in zip(entries, decoded.readable, strict=True) if fine], name)
+    kept = [entry for entry, fine in zip(entries, decoded.fine, strict=True) if fine]
     labels = _label_tensor(kept, classes, multi_label)
-    whole = Dataset(images, labels, classes, name)
-    train, validation, test = (whole.subset(part) for part in _part_indices(kept, labels, request))
+    parts = _part_indices(kept, labels, request)
+    if isinstance(decoded.images, Tensor):
+        return _cut_into(Dataset(decoded.images, labels, classes, name), parts, request)
+    return _cut_into(Stored(decoded.images, decoded.rows, labels, classes, name), parts, request)
+
+
+def _cut_into(whole: Own, parts: list[Tensor], request: Request) -> Splits[Own]:
+    train, validation, test = (whole.subset(part) for part in parts)
     return limit_training(Splits(train, validation, test), request)
 
 
@@ -239,103 +246,6 @@ def _label_tensor(entries: list[Entry], classes: tuple[str, ...], multi_label: b
     for row, entry in zip(labels, entries, strict=True):
         row[[number[label] for label in entry.labels]] = True
     return labels
-
-
-def _readable(entries: list[Entry], name: str) -> tuple[list[Entry], list[tuple[int, int]]]:
-    """The entries whose header can be read, with their sizes; in one thread, because warning filters are global."""
-    from capsnet.data.photo import open_bounded
-    from capsnet.terminal import Counter
-
-    fine, sizes, problems = [], [], []
-    with Counter("reading image headers", len(entries)) as report:
-        for done, entry in enumerate(entries, 1):
-            try:
-                with open_bounded(entry.path, str(entry.path)) as image:
-                    width, height = image.size[::-1] if _is_rotated(image) else image.size
-                    sizes.append((height, width))
-                fine.append(entry)
-            except UserError as error:
-                problems.append(str(error))
-            report(done)
-    _tell(problems)
-    if not fine:
-        raise UserError(f"none of the {len(entries)} images of {name} can be read: see the messages above.")
-    return fine, sizes
-
-
-def _is_rotated(image: Image) -> bool:
-    """Whether the EXIF tag swaps width and height; a broken tag is ignored."""
-    from PIL.Image import Exif
-
-    try:
-        tags = Exif() if image.format == "PNG" else image.getexif()
-        if image.format == "PNG":  # its getexif would decode the image
-            tags.load(image.info.get("exif", b""))
-        return tags.get(0x0112, 1) in (5, 6, 7, 8)
-    except Exception:
-        return False
-
-
-def _target_size(sizes: list[tuple[int, int]], request: Request) -> tuple[int, int]:
-    """(h, w) of every image."""
-    if request.size:
-        return request.size
-    common = set(sizes)
-    if len(common) == 1 and max(sizes[0]) <= LARGEST_DEFAULT:
-        return sizes[0]
-    return LARGEST_DEFAULT, LARGEST_DEFAULT
-
-
-def _decode(entries: list[Entry], size: tuple[int, int], request: Request) -> tuple[Tensor, list[bool]]:
-    """uint8 (n, c, h, w) of the entries that can be decoded, and which ones can."""
-    from capsnet.terminal import Counter
-
-    images = torch.empty(len(entries), request.channels or 1, *size, dtype=torch.uint8)
-    problems: list[str] = []
-    decoded: list[bool] = []
-    with Counter("decoding images", len(entries)) as report, ThreadPoolExecutor() as pool:
-        results = pool.map(lambda entry: _decode_one(entry.path, size, request.channels), entries)
-        for done, result in enumerate(results, 1):
-            if isinstance(result, str):
-                problems.append(result)
-            else:
-                if len(result) > images.shape[1]:  # the first colour image
-                    images = images.expand(-1, len(result), -1, -1).clone()
-                images[sum(decoded)] = result
-            decoded.append(not isinstance(result, str))
-            report(done)
-    _tell(problems)
-    if not any(decoded):
-        raise UserError(
-            f"none of the {len(entries)} images of {request.spec.text} can be read: see the messages above."
-        )
-    return images[: sum(decoded)], decoded
-
-
-def _decode_one(path: Path, size: tuple[int, int], channels: int | None) -> Tensor | str:
-    """One image (c, h, w), or what is wrong with it. An image with three equal channels is grey."""
-    from PIL import Image
-
-    from capsnet.data.photo import fit, formats, upright_on_white
-
-    try:
-        with Image.open(path, formats=formats()) as file:
-            file.draft(None, (2 * max(size), 2 * max(size)))  # decodes large JPEG files at a lower resolution
-            image = upright_on_white(file)
-        pixels = fit(image, channels or (1 if image.mode == "L" else 3), *size)
-    except Exception as error:  # decoders raise many kinds of errors for broken data
-        return f"{path} is damaged ({error}): save or copy it again."
-    grey = channels is None and len(pixels) == 3 and bool((pixels == pixels[:1]).all())
-    return pixels[:1] if grey else pixels
-
-
-def _tell(problems: Iterable[str]) -> None:
-    """Report skipped images: the first five, and the number of others."""
-    problems = list(problems)
-    for problem in problems[:5]:
-        say(f"Skipped: {problem}")
-    if len(problems) > 5:
-        say(f"Skipped: {len(problems) - 5} more images that cannot be read.")
 
 
 def _part_indices(entries: list[Entry], labels: Tensor, request: Request) -> list[Tensor]:
@@ -381,8 +291,7 @@ def _cut(indices: Tensor, strata: Tensor, size: int, choice: Choice, seed: int, 
         order = indices[torch.randperm(len(indices), generator=generator(seed, f"folder {purpose}"))]
     quota = _quotas(Counter(strata[indices].tolist()), size)
     taken = torch.zeros(len(strata), dtype=torch.bool)
-    for k in order.tolist():
-        stratum = int(strata[k])
+    for k, stratum in zip(order.tolist(), strata[order].tolist(), strict=True):
         if quota[stratum]:
             quota[stratum] -= 1
             taken[k] = True

@@ -1,4 +1,4 @@
-"""Training, validation and test splits, cut from images in memory.
+"""Training, validation and test splits.
 
 The paper trains on the 60,000 images of MNIST and tests on its 10,000. Its authors' code holds out the first 10,000
 training images for validation (`validation_choice="first"`). Here 10,000 images drawn by the seed are held out by
@@ -7,7 +7,6 @@ default, so that no choice is made on the test set.
 
 from __future__ import annotations
 
-import zlib
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
@@ -16,12 +15,14 @@ import torch
 from torch import Tensor
 
 from capsnet.data.examples import Dataset, Examples
+from capsnet.data.mapped import Stored
 from capsnet.data.registry import Choice, Request, parse
 from capsnet.data.seeds import generator
 from capsnet.data.sources import cache
 from capsnet.errors import UserError
 
 Part = TypeVar("Part", bound=Examples)
+Own = TypeVar("Own", Dataset, Stored)
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,10 +42,7 @@ def fingerprint(splits: Splits, data: str) -> dict[str, int]:
     if parse(data).info.checksum is None:
         return {}
     parts = {"train": splits.train, "validation": splits.validation, "test": splits.test}
-    return {
-        name: zlib.crc32(part.labels.numpy(), zlib.crc32(part.images.contiguous().numpy()))
-        for name, part in parts.items()
-    }
+    return {name: part.checksum() for name, part in parts.items()}
 
 
 def split(train: Dataset, test: Dataset, request: Request) -> Splits[Dataset]:
@@ -80,7 +78,7 @@ def split_indices(n: int, held_out: int, choice: Choice, seed: int) -> tuple[Ten
     return order[held_out:].sort().values, order[:held_out].sort().values
 
 
-def limit_training(splits: Splits[Dataset], request: Request) -> Splits[Dataset]:
+def limit_training(splits: Splits[Own], request: Request) -> Splits[Own]:
     """The splits with at most `train_limit` training images, balanced over the classes."""
     train, limit = splits.train, request.train_limit
     if not limit:

@@ -1,0 +1,67 @@
+"""Helper processes that decode images: threads would wait for each other, because Pillow is mostly Python."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import numpy as np
+
+from capsnet.processes import Helper
+
+CHUNK = 256  # images of one request
+MOST = 8  # processes; each needs some 300 MB, most of it for PyTorch
+CODE = "from capsnet.data.decode import serve_decoding; serve_decoding()"
+ADVICE = "run the command again, which goes on where it stopped"
+
+
+class Decoders:
+    """As many helper processes as there are cores, started when they are needed."""
+
+    def __init__(self) -> None:
+        self.size = min(MOST, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+        self.idle: SimpleQueue[Helper] = SimpleQueue()
+        self.helpers: list[Helper] = []
+        self.threads = ThreadPoolExecutor(self.size)
+
+    def __enter__(self) -> Decoders:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.threads.shutdown(wait=False, cancel_futures=True)
+        for helper in self.helpers:
+            helper.close()
+
+    def sizes(self, paths: Sequence[str]) -> Iterator[set[tuple[int, int]]]:
+        """The different sizes (h, w) in one part of the files after another."""
+        parts = [{"paths": paths[start : start + CHUNK]} for start in range(0, len(paths), CHUNK)]
+        for found in self._ask_all(parts):
+            yield {(h, w) for h, w in found}
+
+    def decode(
+        self, into: Path, rows: np.ndarray, paths: Sequence[str], shape: tuple[int, ...], channels: int | None
+    ) -> Iterator[tuple[list[int], list[tuple[int, int | str]]]]:
+        """Decode the files of these rows into the rows of a file: some rows, and what was found for each."""
+        parts = [rows[start : start + CHUNK].tolist() for start in range(0, len(rows), CHUNK)]
+        fixed = {"into": str(into), "shape": shape, "channels": channels}
+        requests = [{**fixed, "rows": part, "paths": [paths[row] for row in part]} for part in parts]
+        yield from zip(parts, self._ask_all(requests), strict=True)
+
+    def _ask_all(self, requests: list[dict[str, Any]]) -> Iterator[Any]:
+        """The answers in the order of the requests."""
+        for _ in range(min(self.size, len(requests)) - len(self.helpers)):
+            helper = Helper("decoding", CODE, env={**os.environ, "OMP_NUM_THREADS": "1"}, advice=ADVICE)
+            self.helpers.append(helper)
+            self.idle.put(helper)
+        return self.threads.map(self._ask, requests)
+
+    def _ask(self, request: dict[str, Any]) -> Any:
+        helper = self.idle.get()
+        try:
+            return helper.ask(**request)
+        finally:
+            self.idle.put(helper)
