@@ -137,6 +137,8 @@ def test_a_step_is_divided_into_the_parts_that_a_model_names(kind: str) -> None:
         (["--quick", "--plot", "a.png"], "leave one of the two out"),
         (["--sweep", "--plot", "a.bmp"], "should end in .png or .svg"),
         (["--large", "--batch", "4"], "--large does not use --batch"),
+        (["--data", "--images", "100"], "--images should be at least 256"),
+        (["--data", "--network", "best"], "--data does not use --network"),
         (["--grid", "--large"], "--grid does not use --large"),
     ],
 )
@@ -262,3 +264,19 @@ def test_grids_are_compared_plain_and_fast(capsys: pytest.CaptureFixture[str]) -
     assert [row["routing"] for row in result["grids"]] == ["em", "dynamic"]
     assert all(row["ratio"] > 0 for row in result["grids"])
     assert result["batch"] == 2
+
+
+@pytest.mark.slow
+def test_data_in_memory_and_on_disk_are_compared(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CAPSNET_DATA", str(tmp_path / "cache"))
+    assert main(["bench", "--data", "--images", "600", "--batch", "8", "--repeats", "2", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["data"]
+    assert found["cache_gb"] == pytest.approx(600 * 3 * 64 * 64 / 1e9)
+    memory, disk, cold = found["ways"]
+    assert [way["way"] for way in found["ways"]] == ["memory", "disk", "cold"]
+    assert memory["ratio"] == 1
+    assert min(disk["ratio"], cold["ratio"], disk["batches"]) > 0
+    assert disk["peak_mb"] - disk["above_network_mb"] == pytest.approx(memory["peak_mb"] - memory["above_network_mb"])
+    assert not list((tmp_path / "cache").iterdir())  # it leaves nothing behind

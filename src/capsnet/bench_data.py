@@ -7,9 +7,9 @@ A folder of images is drawn, and a process of its own trains on it in each of th
     cold    the same, but the operating system drops the file from its memory before every turn
 
 The peak of the resident set of each process is reported, from its start and with decoding, above that of a process
-that trains the same network on a few images. The resident set counts the pages of the map that a process has touched
-(`file`), which the operating system can take back at any time, and its own memory (`own`), which it cannot. Pages of the
-file that the operating system keeps in memory without a process having touched them do not count.
+that trains the same network on a few images. The resident set counts the pages of files that a process has touched
+(`file`), which the operating system can take back at any time, and its own memory (`own`), which it cannot. Other pages
+of the images that the operating system keeps in memory do not count.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ import torch
 
 from capsnet.bench import peak_megabytes, spread
 from capsnet.data import Batches, Dataset, Splits, cache_folder, image_cache, load
+from capsnet.data.mapped import Stored
 from capsnet.errors import UserError
 from capsnet.kernels.allocator import keep_memory
 from capsnet.processes import Helper, serve
@@ -76,7 +77,7 @@ class DataResult:
     cache_gb: float
     drawing_seconds: float
     reopening_seconds: float
-    """To open the cache in a new process, from listing the files to the first batch."""
+    """To list the files and open their cache in a new process."""
     ways: tuple[DataSpeed, ...]
 
 
@@ -91,9 +92,9 @@ class Reader:
         began = time.perf_counter()
         image_cache.IN_MEMORY = 0 if way == "disk" else 2**62
         splits = few_images() if way == "network" else load(data)
+        self.loading = time.perf_counter() - began
         config = replace(get_preset("own-images"), data=data, batch_size=batch, validation=0, epochs=10_000)
         self.run = loop.assemble(config, Path(), splits)
-        self.loading = time.perf_counter() - began
         self.train(1)
         self.start = time.perf_counter() - began
 
@@ -111,7 +112,9 @@ class Reader:
 
     def forget(self) -> None:
         """Let the operating system drop the file from its memory; the pages that this process has touched first."""
-        self.run.batches.dataset.images.release()
+        dataset = self.run.batches.dataset
+        assert isinstance(dataset, Stored)
+        dataset.images.release()
         for path in image_cache.caches().glob("*/pixels-*"):
             with path.open("rb") as file:
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
@@ -209,7 +212,7 @@ Seconds = dict[str, list[float]]
 
 
 def measured(sides: dict[str, Helper], repeats: int) -> dict[str, Seconds]:
-    """Seconds of an epoch of batches and of some steps of training; the ways alternate, and the first round warms up."""
+    """Seconds of an epoch of batches, and of turns of training in alternation, of which the first is a warm-up."""
     epochs = {way: [side.ask(do="epoch", cold=way == "cold")] for way, side in sides.items()}
     training: Seconds = {way: [] for way in sides}
     with Counter("measuring", (repeats + 1) * len(sides)) as report:

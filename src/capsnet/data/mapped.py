@@ -40,9 +40,13 @@ class Mapped:
         """A copy of the images in these rows."""
         self._copied += len(rows) * self._images[0].nbytes
         if self._copied > TOUCHED:
-            self._copied = 0
-            self._advise("MADV_DONTNEED")
+            self.release()
         return torch.from_numpy(self._images.take(rows.numpy(), axis=0))
+
+    def release(self) -> None:
+        """Take the pages of the map out of the resident set; the operating system may keep them in memory."""
+        self._copied = 0
+        self._advise("MADV_DONTNEED")
 
     def expect(self, rows: Iterable[int]) -> None:
         """Let the operating system read these rows ahead, all at the same time."""
