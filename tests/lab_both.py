@@ -19,8 +19,9 @@ from capsnet import data
 from capsnet.io import checkpoint
 from capsnet.lab.samples import centred
 from capsnet.models.capsnet import CapsNet
-from capsnet.routing.base import ALL
+from capsnet.routing.base import ALL, Sizes
 from capsnet.routing.dynamic import DynamicRouting
+from capsnet.routing.kuramoto import KuramotoRouting
 from lab_page import NAME, Opened, Watch, canvas, draw, draw_one, glided, lengths, move_slider, numbers, painted, settle
 
 
@@ -209,6 +210,42 @@ def test_routing_by_hand_shows_procedure_1(page: Page) -> None:
     shown = page.locator("#view-hand").inner_text()
     for length in v.norm(dim=-1).tolist():
         assert f"{length:.2f}" in shown
+
+
+def phases(page: Page) -> list[float]:
+    """The phases of all oscillators in whole degrees."""
+    cells = page.locator("#view-hand td[data-card=phase]")
+    angles = cells.evaluate_all("(cells) => cells.map((cell) => cell.textContent)")
+    return [float(angle.replace("−", "-").rstrip("°")) for angle in angles]
+
+
+def test_by_hand_oscillators_in_phase_take_one_colour(page: Page) -> None:
+    page.locator("#hand").click()
+    page.locator("#hand-oscillators").click()
+    expect(page.locator("#hand-routing")).to_have_value("kuramoto")
+    page.wait_for_function("() => lab.state.hand.t === 2")  # it plays
+    page.locator("#hand-play").click()
+    votes = torch.tensor([page.evaluate("() => lab.state.hand.votes")])
+    routing = KuramotoRouting(iterations=10, step=0.2)
+    routing.build(Sizes(4, 2, 2, 2, types=4))
+    for coupling, groups in ((0.0, ["0", "0", "0", ""]), (6.0, ["0"] * 4)):
+        move_slider(page, "#hand-coupling", coupling)
+        page.evaluate("() => lab.update({ hand: { t: 99, line: 0 } })")
+        painted(page)
+        torch.nn.init.constant_(routing.kappa, coupling)
+        trace = routing.route(votes, None, ALL, trace=True).trace
+        assert trace is not None
+        assert trace.oscillators is not None
+        x, y = trace.oscillators[-1, 0].detach().unbind(-1)
+        wanted = torch.atan2(y, x).rad2deg().flatten().numpy()
+        for _ in range(50):  # until the page has drawn the last change
+            shown = phases(page)
+            if np.allclose(shown, wanted, atol=0.51):
+                break
+            page.wait_for_timeout(100)
+        np.testing.assert_allclose(shown, wanted, atol=0.51)
+        dots = page.locator("[data-upper='0'] .oscillator")
+        assert dots.evaluate_all("(dots) => dots.map(({ dataset }) => dataset.group)") == groups
 
 
 def exported(page: Page, folder: Path, name: str) -> Path:

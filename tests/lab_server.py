@@ -105,7 +105,12 @@ BRANCHED = {
 }  # fmt: skip
 
 
+TRACED = ("em", "kuramoto")  # their traces have more than couplings
 PLUGIN = Path(__file__).with_name("lab_plugin.py")
+
+
+def traced(name: str) -> CapsNetConfig:
+    return CapsNetConfig(**SMALL, routing=options_for(name), decoder=(8,))
 
 
 @contextmanager
@@ -139,5 +144,9 @@ def write_models(folder: Path) -> list[str]:
                 folder / "colour", CapsNetConfig((3, 32, 32), 3, **SMALL, decoder=(8,)), "folder:/secret/place"
             ),
             write_model(folder / "gated", CapsNetConfig(**SMALL, routing=options_for("gates"), decoder=(8,))),
+            *(
+                write_model(folder / name, CapsNetConfig(**SMALL, routing=options_for(name), decoder=(8,)))
+                for name in TRACED
+            ),
             write_model(folder / "linear", MODELS.get("linear").Config()),
         ]

@@ -103,6 +103,14 @@ def lab_hand(browser: Browser, url: str) -> None:
     save(page, "lab-hand")
 
 
+def lab_oscillators(browser: Browser, url: str) -> None:
+    page = open_page(browser, url)
+    page.click("#hand")
+    change(page, {"hand": {"routing": "kuramoto", "options": {"coupling": 5}, "t": 99, "line": 0}})
+    page.wait_for_timeout(1500)
+    save(page, "lab-oscillators")
+
+
 def lab_present(browser: Browser, url: str) -> None:
     page = open_page(browser, url)
     change(page, {"present": "routing", "routing": {"t": 2}})
@@ -161,6 +169,7 @@ PICTURES: dict[str, Callable[[Browser, str], None]] = {
     "lab-overlap": lab_overlap,
     "lab-compare": lab_compare,
     "lab-hand": lab_hand,
+    "lab-oscillators": lab_oscillators,
     "lab-present": lab_present,
     "lab-phone": lab_phone,
     "lab-routing": lab_routing,

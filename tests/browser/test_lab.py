@@ -23,6 +23,7 @@ from lab_page import (
     canvas,
     draw,
     draw_one,
+    glided,
     lengths,
     move_slider,
     numbers,
@@ -301,6 +302,21 @@ def test_the_options_of_a_plugin_routing_are_shown_and_change_the_answer(page: P
     expect(page.locator("#card")).to_contain_text("Gate")
 
 
+@pytest.mark.parametrize(("name", "curve"), [("em", "deviation"), ("kuramoto", "coherence")])
+def test_a_trace_shows_what_its_algorithm_has_besides_couplings(page: Page, name: str, curve: str) -> None:
+    figure = page.locator(f"#panel-routing figure[data-card={curve}]")
+    expect(figure).to_be_hidden()
+    page.locator("#model").select_option(name)
+    settle(page)
+    expect(figure).to_be_visible()
+    steps, classes = page.evaluate("(curve) => lab.result[curve].shape", curve)
+    last = numbers(page, f"lab.result.{curve}").reshape(steps, classes)[-1]
+    move_slider(page, "#scrub", steps - 1)
+    glided(page, steps - 1)
+    shown = float(figure.get_attribute("data-value") or "nan")
+    assert shown == pytest.approx(last[page.evaluate("() => lab.selected()")], abs=1e-3)
+
+
 def test_only_mistakes_shows_mistakes(page: Page) -> None:
     page.locator("button[data-mode=test]").click()
     settle(page)
@@ -374,7 +390,7 @@ def test_by_hand_every_algorithm_routes_the_same_votes(page: Page) -> None:
     for name in page.evaluate("() => lab.routings.map(({ name }) => name)"):
         choose_by_hand(page, name)
         with known_plugin():  # one of the algorithms
-            trace = by_hand(votes, name, {})
+            trace = by_hand(votes, name, {"iterations": 10, "step": 0.2} if name == "kuramoto" else {})
         wanted = np.array(trace["couplings"][-1]).T.flatten()
         np.testing.assert_allclose(couplings_once_drawn(page, wanted), wanted, atol=6e-4)
         caption = page.locator("#view-hand figcaption").first.inner_text()

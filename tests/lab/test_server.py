@@ -270,7 +270,7 @@ def test_every_routing_by_hand_is_the_algorithm_itself(lab: Running, name: str) 
     routing.expect_spread(SPREAD)
     trace = routing.eval().route(votes[None], None, ALL, trace=True).trace
     assert trace is not None
-    for key in ("couplings", "outputs", "activations", "logits", "variances"):
+    for key in ("couplings", "outputs", "activations", "logits", "variances", "oscillators"):
         expected = getattr(trace, key)
         if expected is None:
             assert found[key] is None

@@ -20,7 +20,7 @@ from capsnet.models.base import Divided, Model
 from capsnet.nn.layers import DenseCaps
 
 ROUTINGS = (
-    "dynamic", "uniform", "max-min", "self-attention", "inverted-attention", "self-routing", "em", "vb",
+    "dynamic", "uniform", "max-min", "self-attention", "inverted-attention", "self-routing", "em", "vb", "kuramoto",
 )  # of routings.js  # fmt: skip
 
 

@@ -84,7 +84,7 @@ def by_hand(votes: Sequence[Sequence[Sequence[float]]], name: str, options: Mapp
 def steps(trace: Trace) -> dict[str, Tensor]:
     """The trace of the only example, and what lines 5 and 7 of Procedure 1 compute from it."""
     traced = {"couplings": trace.couplings, "outputs": trace.outputs, "activations": trace.activations}
-    traced |= {key: x for key in ("logits", "variances") if (x := getattr(trace, key)) is not None}
+    traced |= {key: x for key in ("logits", "variances", "oscillators") if (x := getattr(trace, key)) is not None}
     sums = torch.einsum("tbij,bijq->tbjq", trace.couplings, trace.votes)
     agreement = torch.einsum("bijq,tbjq->tbij", trace.votes, trace.outputs)
     return {key: x[:, 0] for key, x in (traced | {"sums": sums, "agreement": agreement}).items()}

@@ -20,7 +20,7 @@ from capsnet.lab.options import chosen, controls
 from capsnet.models.base import Model
 from capsnet.nn.decoder import Decoder
 from capsnet.routing.base import Trace
-from capsnet.routing.measures import agreement, entropy
+from capsnet.routing.measures import agreement, coherence, entropy
 
 ROUNDING = 1e-3  # float32 arithmetic in the page may exceed the range from 0 to 1 slightly
 
@@ -68,12 +68,18 @@ def encode(model: Model, pixels: Tensor, routing: str = "{}", focus: int | None 
 def traced(trace: Trace, focus: int) -> dict[str, Tensor]:
     """Every step of the routing for the first image: couplings (t, i, j), outputs (t, j, q), activations (t, j) …"""
     couplings, outputs, votes = trace.couplings[:, 0], trace.outputs[:, 0], trace.votes[0]
+    measured = {}
+    if trace.variances is not None:
+        measured["deviation"] = trace.variances[:, 0].sqrt().mean(-1)  # t j
+    if trace.oscillators is not None:
+        measured["coherence"] = coherence(couplings, trace.oscillators[:, 0])  # t j
     return {
         "couplings": couplings,
         "outputs": outputs,
         "step_activations": trace.activations[:, 0],
         "entropy": entropy(couplings).mean(-1),
         "agreement": agreement(couplings, votes, outputs),
+        **measured,
         **votes_for(focus, couplings, votes, outputs),
     }
 

@@ -158,6 +158,7 @@ class HandTrace(BaseModel):
     activations: list[list[float]] = Field(description="upper activations (t, j)")
     logits: Steps | None = Field(None, description="what the couplings were computed from (t, i, j)")
     variances: Steps | None = Field(None, description="of the Gaussians, where an algorithm fits any (t, j, 2)")
+    oscillators: list[Steps] | None = Field(None, description="phases, where votes are oscillators (t, i, j, 2)")
     sums: Steps = Field(description="s_j = Σ_i c_ij û_{j|i} (t, j, 2)")
     agreement: Steps = Field(description="û_{j|i}·v_j (t, i, j)")
 

@@ -42,7 +42,7 @@ BATCH = 100
 HEAD = '<meta charset="utf-8">'
 MAIN = '  <script type="module" src="static/js/main.js"></script>'
 ENGINE = 'export { Engine } from "./engine-static.js";\n'
-WORKER_ONLY = ("engine-worker.js", "network.js", "photo.js", "routings.js")
+WORKER_ONLY = ("engine-worker.js", "network.js", "photo.js")
 LOWER, UPPER = range(2, 7), range(2, 5)  # capsules of the view by hand
 
 

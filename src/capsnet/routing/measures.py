@@ -1,4 +1,4 @@
-"""Measures of a routing trace: how decided the couplings are, and how well the votes agree."""
+"""Measures of a routing trace: how decided the couplings are, and how well votes and phases agree."""
 
 from __future__ import annotations
 
@@ -39,3 +39,16 @@ def agreement(couplings: Tensor, votes: Tensor, outputs: Tensor) -> Tensor:
     normalize = torch.nn.functional.normalize
     cosine = torch.einsum("ijq,tjq->tij", normalize(votes, dim=-1), normalize(outputs, dim=-1))
     return (couplings * cosine).sum(1) / couplings.sum(1).clamp(min=1e-12)
+
+
+def coherence(couplings: Tensor, oscillators: Tensor) -> Tensor:
+    """Length of the mean phase of the oscillators of each upper capsule, with the couplings as weights.
+
+    1 if all are in phase. couplings (t, i, j), oscillators (t, i, j, q) → (t, j)
+
+    >>> c, x = torch.full((1, 2, 1), 0.5), torch.tensor([[[[1.0, 0.0]], [[-1.0, 0.0]]]])
+    >>> coherence(c, x)
+    tensor([[0.]])
+    """
+    mean = torch.einsum("tij,tijq->tjq", couplings, oscillators)
+    return mean.norm(dim=-1) / couplings.sum(1).clamp(min=1e-12)

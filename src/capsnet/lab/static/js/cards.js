@@ -78,7 +78,16 @@ export const CARDS = {
     value: (lab) => at(lab, lab.result?.entropy) },
   agreement: { symbol: ["cos(û, v", "j"], after: ")", title: "Agreement", equation: "Procedure 1, line 7",
     sentence: "Cosine between the votes and the class capsule, averaged with the couplings as weights.",
-    value: (lab) => lab.result?.agreement && agreement(lab) },
+    value: (lab) => lab.result?.agreement && ofClass(lab, lab.result.agreement) },
+  deviation: { symbol: ["σ", "j"], title: "Standard deviation", equation: "",
+    sentence: "The spread of the Gaussian that was fitted to the votes for the class, averaged over the pose dimensions. " +
+      "Votes that agree make it small.",
+    value: (lab) => lab.result?.deviation && ofClass(lab, lab.result.deviation) },
+  coherence: { symbol: ["r", "j"], title: "Phase coherence", equation: "",
+    sentence: "1 if all oscillators of the class are in phase, near 0 if their phases differ. Averaged with the couplings as weights.",
+    value: (lab) => lab.result?.coherence && ofClass(lab, lab.result.coherence) },
+  phase: { symbol: ["θ", "ij"], title: "Phase", equation: "",
+    sentence: "The direction of an oscillator. It starts at the direction of its vote, which holds it back, and is pulled towards the mean field v." },
   receptive: { symbol: ["h × w", ""], title: "Receptive field", equation: "section 4",
     sentence: "The pixels that a primary capsule depends on.",
     value: ({ model }) => model?.receptive && field(model.receptive) },
@@ -292,8 +301,8 @@ function before(lab) {
   return `‖s‖ ${number(Math.sqrt(length / (1 - length)), 2)} → ‖v‖ ${number(length, 3)}`;
 }
 
-function agreement(lab) {
-  const { agreement: values } = lab.result;
+/** A measure (t, j) of the selected class at the routing iteration shown. */
+function ofClass(lab, values) {
   const [steps, classes] = values.shape;
   const t = Math.min(lab.state.routing.t, steps - 1);
   return `${lab.model.classes[lab.selected()]}: ${number(values[t * classes + lab.selected()], 3)}`;

@@ -3,8 +3,10 @@
 
 import { number, say, set, html, svg } from "./elements.js";
 import { subscript, vector } from "./hand-dynamic.js";
+import { buildOscillators, paintOscillators } from "./hand-oscillators.js";
 
 const REACH = 1.3; // a plane ranges from −REACH to REACH
+const RING = 1.17; // the radius of the ring of oscillators
 const SIDE = 320; // its size in its own units
 
 /** The plane of upper capsule j with an arrow per vote. */
@@ -12,14 +14,15 @@ export function plane(view, j, lowers) {
   const arrow = (kind) => ({ line: svg("line", { class: `${kind}-line` }), head: svg("path", { class: `${kind}-head` }) });
   const votes = Array.from({ length: lowers }, (_, i) => ({ ...arrow("vote"), handle: handle(view, i, j) }));
   const sum = arrow("sum"), out = arrow("out"), spread = svg("ellipse", { class: "spread-line" });
+  const oscillators = buildOscillators(lowers, SIDE / 2, (RING / REACH) * (SIDE / 2));
   const picture = svg("svg", { viewBox: `0 0 ${SIDE} ${SIDE}`, class: "plane", "data-upper": j, role: "group", "aria-label": `Upper capsule ${j + 1}` },
     svg("line", { class: "axis", x1: 0, x2: SIDE, y1: SIDE / 2, y2: SIDE / 2 }),
     svg("line", { class: "axis", x1: SIDE / 2, x2: SIDE / 2, y1: 0, y2: SIDE }),
     svg("circle", { class: "unit", cx: SIDE / 2, cy: SIDE / 2, r: SIDE / 2 / REACH }),
-    spread, ...votes.flatMap(({ line, head: tip }) => [line, tip]), sum.line, sum.head, out.line, out.head,
+    spread, oscillators.group, ...votes.flatMap(({ line, head: tip }) => [line, tip]), sum.line, sum.head, out.line, out.head,
     ...votes.map((vote) => vote.handle));
   const caption = html("figcaption", { class: "num" });
-  return { j, votes, sum, out, spread, caption, figure: html("figure", {}, caption, picture) };
+  return { j, votes, sum, out, spread, oscillators, caption, figure: html("figure", {}, caption, picture) };
 }
 
 function handle(view, i, j) {
@@ -72,7 +75,7 @@ function nudge(view, i, j, event) {
 const onPlane = ([x, y]) => [SIDE / 2 + (x / REACH) * (SIDE / 2), SIDE / 2 - (y / REACH) * (SIDE / 2)];
 
 /** `now` are the numbers known at the current step. */
-export function paintPlane({ j, votes: arrows, sum, out, spread, caption }, votes, now) {
+export function paintPlane({ j, votes: arrows, sum, out, spread, oscillators, caption }, votes, now) {
   arrows.forEach((arrow, i) => {
     const share = now?.c.value ? now.c.value[i][j] : 0.5;
     placeArrow(arrow, votes[i][j], 1 + 5 * share, 9);
@@ -86,6 +89,7 @@ export function paintPlane({ j, votes: arrows, sum, out, spread, caption }, vote
   hide(out, !now?.v.value);
   if (now?.s?.value) placeArrow(sum, now.s.value[j], 1.5, 7);
   if (now?.v.value) placeArrow(out, now.v.value[j], 4, 12);
+  paintOscillators(oscillators, now?.phase?.value.map((row) => row[j]));
   placeSpread(spread, now?.v.value?.[j], now?.variance?.value[j]);
   say(caption, `Upper capsule ${j + 1}${now?.a.value ? `:  ${now.measured(subscript(j))} = ${number(now.a.value[j])}` : ""}`);
 }

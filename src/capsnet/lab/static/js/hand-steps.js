@@ -3,6 +3,7 @@
 
 import { number } from "./elements.js";
 import { subscript } from "./hand-dynamic.js";
+import { inPhase } from "./hand-oscillators.js";
 
 /** `offer` is the algorithm as the engine describes it, `trace` its answer, if it has arrived. */
 export function stepwise(offer, trace) {
@@ -15,9 +16,9 @@ export function stepwise(offer, trace) {
     stops: Array.from({ length: steps }, (_, t) => ({ t, line: t })),
     round: ({ t }) => (steps === 1 ? "one step" : `step ${t + 1} of ${steps}`),
     known: ({ t }) => known(trace, t, measured),
-    explain: (_, { t }) => explain(offer, trace.activations[t], t === steps - 1),
+    explain: (_, { t }) => explain(offer, trace, t),
     lit: () => [],
-    columns: { vote: "û", ...(trace?.logits && { b: "b" }), c: "c" },
+    columns: { vote: "û", ...(trace?.oscillators && { phase: "θ" }), ...(trace?.logits && { b: "b" }), c: "c" },
     rows: { v: "v", ...(trace?.variances && { variance: "σ" }), a: measured("") },
   };
 }
@@ -27,18 +28,20 @@ export function measure({ own_activations: own }) {
   return (index) => (own ? `a${index}` : `‖v${index}‖`);
 }
 
-function known({ couplings, outputs, activations, logits, variances }, t, measured) {
+function known({ couplings, outputs, activations, logits, variances, oscillators }, t, measured) {
   const now = (list) => ({ value: list[t], old: false });
   return {
     c: now(couplings), v: now(outputs), a: now(activations), measured,
-    ...(logits && { b: now(logits) }), ...(variances && { variance: now(variances) }),
+    ...(oscillators && { phase: now(oscillators) }), ...(logits && { b: now(logits) }), ...(variances && { variance: now(variances) }),
   };
 }
 
-function explain({ learnt }, activations, last) {
-  const best = activations.reduce((a, value, j, all) => (value > all[a] ? j : a), 0);
+function explain({ learnt }, { activations: all, oscillators }, t) {
+  const activations = all[t], last = t === all.length - 1;
+  const best = activations.indexOf(Math.max(...activations));
   const equal = activations.every((value) => Math.abs(value - activations[best]) < 0.005);
   const said = equal ? `All upper capsules are equally active (${number(activations[best])}).`
     : `Upper capsule ${best + 1} is the most active (${number(activations[best])})${last ? "." : " so far."}`;
+  if (oscillators) return `${said} ${inPhase(oscillators[t])}`;
   return learnt ? `${said} The algorithm has the parameters of an untrained network.` : said;
 }

@@ -9,6 +9,7 @@ import { buildCouplings, paintCouplings } from "./hand-couplings.js";
 import { lineByLine, vector } from "./hand-dynamic.js";
 import { paintPlane, plane } from "./hand-plane.js";
 import { stepwise } from "./hand-steps.js";
+import { byHand } from "./routings.js";
 import { optionControls } from "./options.js";
 import { optionValue } from "./state.js";
 
@@ -25,7 +26,7 @@ const PRESETS = {
 export function mount(root, lab) {
   const view = { root, lab, answer: null, asked: "", planes: [], playing: 0, controls: [] };
   view.newest = new Newest(
-    ({ votes, first, second }) => Promise.all([first, second].map(({ name, options }) => lab.engine.hand(votes, name, options))),
+    ({ votes, first, second }) => Promise.all([first, second].map((algorithm) => traceOf(lab, votes, algorithm))),
     (traces, question) => received(view, traces, question),
     (error) => failed(view, error),
   );
@@ -34,6 +35,16 @@ export function mount(root, lab) {
     html("section", { class: "hand-right", "aria-label": "Algorithm" }, summaries(view), controls(view), procedure(view), said(view), squashCurve(view))));
   root.addEventListener("keydown", (event) => onKey(view, event));
   lab.on((_, changed) => onFrame(view, changed));
+}
+
+const COUPLING = { name: "coupling", type: "range", value: 4, min: 0, max: 8, step: 0.1, help: "κ: how strongly oscillators pull each other into phase." };
+const SMOOTH = { iterations: 10, step: 0.2 }; // oscillators move in small steps here, so that the eye can follow
+
+/** The trace of an algorithm; the page computes that of oscillators, whose coupling strength is a parameter elsewhere. */
+function traceOf({ engine }, votes, { name, options }) {
+  if (name !== "kuramoto") return engine.hand(votes, name, options);
+  const { coupling, ...others } = options;
+  return byHand(votes, name, others, { kappa: votes[0].map(() => coupling) });
 }
 
 /** Ask again when the server is back or less busy; other errors stay. */
@@ -52,11 +63,16 @@ function failed(view, error) {
 /** The chosen algorithm and the one it is compared with, each as the engine describes it, with the options in use. */
 function shown({ lab }) {
   const { routing, against, options } = lab.state.hand;
-  const find = (name) => lab.routings.find((one) => one.name === name);
+  const find = (name) => asOscillators(lab.routings.find((one) => one.name === name));
   const first = find(routing) ?? find("dynamic");
   const usual = find(first.name === "dynamic" ? "uniform" : "dynamic");
   const second = against === first.name ? usual : find(against) ?? usual;
   return { first: inUse(first, options), second: inUse(second, options) };
+}
+
+function asOscillators(offer) {
+  if (offer?.name !== "kuramoto") return offer;
+  return { ...offer, options: [COUPLING, ...offer.options.map((option) => ({ ...option, value: SMOOTH[option.name] ?? option.value }))] };
 }
 
 /** Options that both algorithms have, such as the number of iterations, are shared. */
@@ -136,8 +152,20 @@ function head(view) {
   return html("div", { class: "hand-head" },
     html("h2", {}, "Routing by hand"), choice(view),
     html("p", { class: "small muted" }, "Each lower capsule votes for every upper capsule. Drag a vote, or move it with the arrow keys."),
-    html("div", { class: "row" }, ...Object.keys(PRESETS).map(take)),
+    html("div", { class: "row" }, ...Object.keys(PRESETS).map(take), oscillators(view)),
     html("div", { class: "row tight" }, view.less, view.count, view.more));
+}
+
+/** Kuramoto routing from its first step, playing. */
+function oscillators(view) {
+  const play = () => {
+    stop(view);
+    view.lab.update({ hand: { routing: "kuramoto", t: 0, line: 0 } });
+    toggle(view);
+  };
+  view.oscillators = html("button", { type: "button", id: "hand-oscillators", onclick: play,
+    title: "Let the votes pull each other into phase, as in Kuramoto's model" }, "Oscillators");
+  return view.oscillators;
 }
 
 function resize({ lab }, by) {
@@ -178,6 +206,7 @@ function summaries(view) {
 }
 
 function fillChoice(view) {
+  view.oscillators.hidden = !view.lab.routings.some(({ name }) => name === "kuramoto");
   for (const select of [view.choose, view.against]) {
     select.replaceChildren(...view.lab.routings.map(({ name }) => html("option", { value: name }, name)));
   }
@@ -328,7 +357,7 @@ function paintControls(view, algorithm, list, at, lowers, { name, options }) {
   }
 }
 
-const TEXTS = { vote: vector, s: vector, v: vector, variance: (pair) => vector(pair.map(Math.sqrt)) };
+const TEXTS = { phase: ([x, y]) => `${number((Math.atan2(y, x) * 180) / Math.PI, 0)}°`, vote: vector, s: vector, v: vector, variance: (pair) => vector(pair.map(Math.sqrt)) };
 const text = (key, value) => (TEXTS[key] ?? ((one) => number(one, 3)))(value);
 
 /** All numbers: a row per lower capsule, then rows per upper capsule; what the current line computes is highlighted. */

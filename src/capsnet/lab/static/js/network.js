@@ -38,6 +38,8 @@ export function answer(network, primaries, changes, focus) {
     step_activations: [concat(steps, "activations"), [T, J]],
     entropy: [Float32Array.from(entropy(steps, J)), [T]],
     agreement: [concat(steps.map((step) => ({ agreement: agreement(step, votes, sizes) })), "agreement"), [T, J]],
+    ...(last.variances && { deviation: [concat(steps.map((step) => ({ deviation: deviation(step, Q) })), "deviation"), [T, J]] }),
+    ...(last.oscillators && { coherence: [concat(steps.map((step) => ({ coherence: coherence(step, sizes) })), "coherence"), [T, J]] }),
     ...votesFor(chosen, steps, votes, sizes),
   };
   return { header: { ranking, focus: chosen }, arrays };
@@ -177,6 +179,23 @@ function agreement({ couplings, outputs }, votes, [I, J, Q]) {
     weights[j] += couplings[k];
   }
   return sums.map((sum, j) => sum / Math.max(1e-12, weights[j]));
+}
+
+/** The mean standard deviation of the Gaussian of each upper capsule: (j). */
+function deviation({ variances }, Q) {
+  const sums = new Float64Array(variances.length / Q);
+  variances.forEach((value, k) => (sums[Math.floor(k / Q)] += Math.sqrt(value) / Q));
+  return sums;
+}
+
+/** The length of the mean phase of the oscillators of each upper capsule, with the couplings as weights: (j). */
+function coherence({ couplings, oscillators }, [I, J, Q]) {
+  const mean = new Float64Array(J * Q), weights = new Float64Array(J);
+  for (let k = 0; k < I * J; k++) {
+    weights[k % J] += couplings[k];
+    for (let q = 0; q < Q; q++) mean[(k % J) * Q + q] += couplings[k] * oscillators[k * Q + q];
+  }
+  return weights.map((weight, j) => Math.hypot(...mean.subarray(j * Q, (j + 1) * Q)) / Math.max(1e-12, weight));
 }
 
 /** The votes for one class, their projection onto their principal plane, and the weight of each. */

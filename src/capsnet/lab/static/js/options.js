@@ -2,7 +2,7 @@
 
 import { clamp, html, say } from "./elements.js";
 
-const BUILDERS = { int: stepper, bool: checkbox, float: numberBox, choice: selection };
+const BUILDERS = { int: stepper, bool: checkbox, float: numberBox, choice: selection, range: slider };
 
 /**
  * `change(name, value)` is called when a reader changes an option. The id of a control starts with `prefix`; its tooltip
@@ -50,6 +50,16 @@ function numberBox(option, change) {
     if (document.activeElement !== box) box.value = value;
   };
   return { node: html("label", { class: "field small", title: option.about }, words(name), box), show };
+}
+
+function slider({ prefix, name, about, min, max, step }, change) {
+  const range = html("input", { type: "range", id: `${prefix}${name}`, min, max, step, oninput: () => change(Number(range.value)) });
+  const value = html("output", { class: "num" });
+  const show = (now) => {
+    range.value = now;
+    say(value, now.toFixed(1));
+  };
+  return { node: html("label", { class: "field small", title: about }, words(name), range, value), show };
 }
 
 function selection(option, change) {

@@ -5,8 +5,8 @@
  *   votes   û_{j|i} as a flat array (i · j · q), sizes [i, j, q]
  *   a       their activations (i); only algorithms with activations of their own look at it
  *   poses   u (i · p), if there are any; only self-routing looks at them
- * A step is {couplings (i · j), outputs (j · q), activations (j), logits? (i · j), variances? (j · q)}. The equations and their
- * deviations are explained in capsnet/routing; tests compare every algorithm with it.
+ * A step is {couplings (i · j), outputs (j · q), activations (j), logits? (i · j), variances? (j · q), oscillators? (i · j · q)}.
+ * The equations and their deviations are explained in capsnet/routing; tests compare every algorithm with it.
  */
 
 const EPS = 1e-9; // under the root of a length, as in capsnet/nn/functional.py
@@ -244,9 +244,40 @@ function digamma(x) {
   return Math.log(y) - 0.5 / y - z * (1 / 12 - z * (1 / 120 - z * (1 / 252 - z * (1 / 240 - z / 132)))) - below;
 }
 
+/** Votes are oscillators on a sphere that pull each other into phase. */
+function kuramoto({ votes, sizes }, { iterations, step }, { kappa }) {
+  const [I, J, Q] = sizes, steps = [];
+  const amplitude = lengths(votes, Q);
+  const own = Float64Array.from(votes, (value, k) => value / amplitude[Math.floor(k / Q)]);
+  let oscillators = own, logits = filled(I * J, 0);
+  for (let t = 0; t < iterations; t++) {
+    const couplings = byRow(logits, J, softmaxRow);
+    const outputs = squash(weightedSum(couplings.map((c, k) => c * amplitude[k]), oscillators, sizes), Q);
+    steps.push({ logits, couplings, outputs, activations: lengths(outputs, Q), oscillators });
+    const field = outputs.map((value, k) => kappa[Math.floor(k / Q)] * value);
+    const force = own.map((value, k) => value + couplings[Math.floor(k / Q)] * field[k % (J * Q)]);
+    oscillators = turned(oscillators, force, step, Q);
+    logits = products(oscillators, field, sizes);
+  }
+  return steps;
+}
+
+/** Unit vectors x after one step along the sphere: Π(x + γ (f − (f·x) x)). */
+function turned(x, force, step, Q) {
+  const out = new Float64Array(x.length);
+  for (let start = 0; start < x.length; start += Q) {
+    let along = 0;
+    for (let q = start; q < start + Q; q++) along += force[q] * x[q];
+    for (let q = start; q < start + Q; q++) out[q] = x[q] + step * (force[q] - along * x[q]);
+    const length = Math.sqrt(squaredLength(out, start, Q) + EPS);
+    for (let q = start; q < start + Q; q++) out[q] /= length;
+  }
+  return out;
+}
+
 export const ROUTINGS = {
   dynamic, uniform, "max-min": maxMin, "self-attention": selfAttention, "inverted-attention": invertedAttention,
-  "self-routing": selfRouting, em, vb,
+  "self-routing": selfRouting, em, vb, kuramoto,
 };
 
 // ---------------------------------------------------------------- the by-hand view
@@ -257,11 +288,13 @@ export function byHand(votes, name, options, parameters) {
   const flat = Float64Array.from(votes.flat(2));
   const steps = ROUTINGS[name]({ votes: flat, sizes, a: filled(I, 1) }, options, parameters);
   const rows = (x, width) => Array.from({ length: x.length / width }, (_, k) => Array.from(x.subarray(k * width, (k + 1) * width)));
+  const cut = (list, width) => Array.from({ length: list.length / width }, (_, k) => list.slice(k * width, (k + 1) * width));
   return {
     couplings: steps.map((step) => rows(step.couplings, J)),
     outputs: steps.map((step) => rows(step.outputs, 2)),
     activations: steps.map((step) => Array.from(step.activations)),
     ...(steps[0].logits && { logits: steps.map((step) => rows(step.logits, J)) }),
+    ...(steps[0].oscillators && { oscillators: steps.map((step) => cut(rows(step.oscillators, 2), J)) }),
     ...(steps[0].variances && { variances: steps.map((step) => rows(step.variances, 2)) }),
     sums: steps.map((step) => rows(weightedSum(step.couplings, flat, sizes), 2)),
     agreement: steps.map((step) => rows(products(flat, step.outputs, sizes), J)),

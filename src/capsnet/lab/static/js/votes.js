@@ -4,16 +4,21 @@
 import { html, number, say, set, svg } from "./elements.js";
 import { between, rgb, surface, typeScale } from "./paint.js";
 
+// Measures over the steps, for the selected class; the last two only if the algorithm fits Gaussians or moves oscillators
+const CURVES = [
+  { name: "entropy", digits: 3 }, { name: "agreement", digits: 2 }, { name: "deviation", digits: 2 }, { name: "coherence", digits: 2 },
+];
+
 export function buildDetails(view) {
   const figure = (node, caption) => html("figure", {}, node, html("figcaption", { class: "small" }, caption));
   view.over = html("canvas", { id: "coupling-map", class: "crisp", role: "img", "data-card": "coupling-map" });
   view.plane = html("canvas", { id: "votes", role: "img", "data-card": "votes" });
-  view.curves = { entropy: curve("entropy"), agreement: curve("agreement") };
+  view.curves = Object.fromEntries(CURVES.map(({ name }) => [name, curve(name)]));
   view.overCaption = html("span");
   view.planeCaption = html("span");
   return html("div", { class: "routing-details" },
     figure(view.over, view.overCaption), figure(view.plane, view.planeCaption),
-    html("div", { class: "curves" }, view.curves.entropy.figure, view.curves.agreement.figure));
+    html("div", { class: "curves" }, ...Object.values(view.curves).map(({ figure: one }) => one)));
 }
 
 // ---------------------------------------------------------------- sums over an answer
@@ -216,9 +221,13 @@ function curve(name) {
 function paintCurves(view) {
   const { lab, sums } = view;
   const focus = focusOf(view);
-  const agreement = Array.from({ length: sums.steps }, (_, t) => lab.result.agreement[t * sums.j + focus]);
-  paintCurve(view.curves.entropy, [...lab.result.entropy], view.shown, 3);
-  paintCurve(view.curves.agreement, agreement, view.shown, 2);
+  for (const { name, digits } of CURVES) {
+    const found = lab.result[name];
+    view.curves[name].figure.classList.toggle("gone", !found);
+    if (!found) continue;
+    const ofClass = found.length === sums.steps ? [...found] : Array.from({ length: sums.steps }, (_, t) => found[t * sums.j + focus]);
+    paintCurve(view.curves[name], ofClass, view.shown, digits);
+  }
 }
 
 /** A curve fills its height whatever its range; the caption gives the value. */
