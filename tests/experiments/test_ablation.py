@@ -180,15 +180,15 @@ def test_differences_are_paired_by_seed_and_only_clear_ones_are_marked() -> None
     better = [record("lr=0.002", s, e) for s, e in enumerate((4.0, 14.0, 24.5))]
     alone = [record("average=0.9", 7, 1.0)]  # without a base of its seed
     base, changed = outcomes([*better, *noisy, *alone])
-    assert (base["name"], base["error_percent"], base["difference"]) == ("base", 20.0, 0.0)
-    assert changed["difference"] == pytest.approx(-5.8333)
-    assert changed["flags"] == ["--lr", "0.002"]
-    assert changed["half_interval_95"] == pytest.approx(4.303 * (5.8333**0.5) / 3**0.5, abs=0.001)  # by counting
-    assert not changed["sure"]
+    assert (base.name, base.error_percent, base.difference) == ("base", 20.0, 0.0)
+    assert changed.difference == pytest.approx(-5.8333)
+    assert changed.flags == ["--lr", "0.002"]
+    assert changed.half_interval_95 == pytest.approx(4.303 * (5.8333**0.5) / 3**0.5, abs=0.001)  # by counting
+    assert not changed.sure
     large = [record("base", s, e, 10_000) for s, e in enumerate((10.0, 20.0, 30.0))]
     sure = outcomes([*large, *(record("lr=0.002", s, e, 10_000) for s, e in enumerate((4.0, 14.0, 24.5)))])[1]
-    assert sure["sure"]
+    assert sure.sure
     assert "-5.83 ± 0.72 *" in ablation.table([base, sure]).rows[1]
     single = outcomes([record("base", 0, 10.0), record("lr=0.002", 0, 9.999)])[1]
-    assert single["half_interval_95"] is None
+    assert single.half_interval_95 is None
     assert ablation.table([single]).rows[0][3] == "+0.00"  # no minus for what rounds to nothing

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from capsnet.evaluate import mean_and_std, wilson_interval
-from capsnet.experiments.ablation import BASE, outcomes
+from capsnet.experiments.ablation import BASE, Outcome, outcomes
 from capsnet.experiments.core.plan import Record
 from capsnet.search.space import SPACES
 from tables import card, error_of, read, table
@@ -49,16 +49,16 @@ def ablation(name: str) -> str:
     """One choice at a time against a base, from the most helpful to the most harmful."""
     rows = [Record.from_json(row) for row in read(f"ablation/{name}")["rows"]]
     base, *others = outcomes(rows)
-    others.sort(key=lambda o: o["difference"])
+    others.sort(key=lambda o: o.difference)
     return ablation_base(rows, base) + table(
         ["choice", "what it changes", "validation error, %", "difference, points", "seeds", "verdict"],
         (
             (
-                f"`{o['name']}`",
-                o["what"],
-                f"{o['error_percent']:.2f}" + (f" ± {o['std']:.2f}" if len(o["seeds"]) > 1 else ""),
+                f"`{o.name}`",
+                o.what,
+                f"{o.error_percent:.2f}" + (f" ± {o.std:.2f}" if len(o.seeds) > 1 else ""),
                 difference(o),
-                str(len(o["seeds"])),
+                str(len(o.seeds)),
                 verdict(o),
             )
             for o in others
@@ -66,38 +66,38 @@ def ablation(name: str) -> str:
     )
 
 
-def ablation_base(records: list[Record], base: dict[str, Any]) -> str:
+def ablation_base(records: list[Record], base: Outcome) -> str:
     """What the base of an ablation is, and its error."""
     record = next(record for record in records if record.method == BASE)
     birth = record.certificate
-    deviation = f" ± {base['std']:.2f}" if len(base["seeds"]) > 1 else ""
+    deviation = f" ± {base.std:.2f}" if len(base.seeds) > 1 else ""
     return (
         f"Base: preset `{birth.config['preset']}`, {birth.config['epochs']} epochs on "
-        f"{birth.training_images:,} images. Validation error {base['error_percent']:.2f}{deviation} % on "
-        f"{record.outcome['n']:,} images, {len(base['seeds'])} seeds.\n\n"
+        f"{birth.training_images:,} images. Validation error {base.error_percent:.2f}{deviation} % on "
+        f"{record.outcome['n']:,} images, {len(base.seeds)} seeds.\n\n"
     )
 
 
-def difference(outcome: dict[str, Any]) -> str:
+def difference(outcome: Outcome) -> str:
     """A difference from the base, with its interval."""
-    half = outcome["half_interval_95"]
-    return f"{round(outcome['difference'], 2) or 0.0:+.2f}" + ("" if half is None else f" ± {half:.2f}")
+    half = outcome.half_interval_95
+    return f"{round(outcome.difference, 2) or 0.0:+.2f}" + ("" if half is None else f" ± {half:.2f}")
 
 
-def verdict(outcome: dict[str, Any]) -> str:
-    if outcome["half_interval_95"] is None:
+def verdict(outcome: Outcome) -> str:
+    if outcome.half_interval_95 is None:
         return "one seed only"
-    if not outcome["sure"]:
+    if not outcome.sure:
         return "no significant difference"
-    return "**helps**" if outcome["difference"] < 0 else "**harms**"
+    return "**helps**" if outcome.difference < 0 else "**harms**"
 
 
 def precision_paper() -> str:
     """The paper's network in float32 and with `--precision bf16`, from its ablation."""
     rows = [Record.from_json(row) for row in read("ablation/paper")["rows"]]
-    both = {o["name"]: o for o in outcomes(rows) if o["name"] in (BASE, "bf16")}
+    both = {o.name: o for o in outcomes(rows) if o.name in (BASE, "bf16")}
     errors = {
-        name: [r.outcome["error_percent"] for r in rows if r.method == name and r.seed in both["bf16"]["seeds"]]
+        name: [r.outcome["error_percent"] for r in rows if r.method == name and r.seed in both["bf16"].seeds]
         for name in both
     }
     return ablation_base(rows, both[BASE]) + table(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from importlib.util import find_spec
 from typing import Annotated
 
@@ -73,12 +73,13 @@ def ablate(argv: list[str]) -> int:
 
 def show(plan: ablation.Ablation, results: Results, as_json: bool) -> None:
     """Print the table of an ablation, and draw it."""
-    told = ablation.outcomes(results.rows)
+    found = ablation.outcomes(results.rows)
     if as_json:
-        print(json.dumps({"ablation": plan.name, "outcomes": told, "rows": [row.to_json() for row in results.rows]}))
+        rows = [row.to_json() for row in results.rows]
+        print(json.dumps({"ablation": plan.name, "outcomes": [asdict(each) for each in found], "rows": rows}))
         return
-    table = ablation.table(told)
+    table = ablation.table(found)
     print_table(table.columns, table.rows, title=f"Variants of {plan.base.preset}, on validation images")
     print("\n".join([*table.notes, str(results.path)]))
-    if told and find_spec("matplotlib"):
-        print(ablation.draw(plan, told))
+    if found and find_spec("matplotlib"):
+        print(ablation.draw(plan, found))

@@ -178,29 +178,52 @@ def train_all(
 # --- Outcome ---------------------------------------------------------------------------------------------------
 
 
-def outcomes(records: Sequence[Record]) -> list[dict[str, Any]]:
-    """The base, then each variant with its error over seeds and its difference from the base, paired by seed."""
+@dataclass(frozen=True)
+class Outcome:
+    """A variant over its seeds: its validation error, and its difference from the base, paired by seed."""
+
+    name: str
+    what: str
+    seeds: list[int]
+    flags: list[str]
+    """What `capsnet train` needs in addition to the base's flags."""
+    error_percent: float
+    std: float
+    difference: float
+    half_interval_95: float | None
+    """Half of Student's interval of the difference; None for a single seed."""
+    sure: bool
+    """Whether the interval excludes zero."""
+    seconds: float
+
+
+def outcomes(records: Sequence[Record]) -> list[Outcome]:
+    """The base, then each variant that has a seed in common with it."""
     by_name = {(r.method, r.seed): r for r in records}
     configs = {r.method: from_dict(r.certificate.config) for r in records}
     image = max((100 / r.outcome["n"] for r in records), default=0.0)  # no interval is narrower than one image
-    told = []
+    found = []
     for name in sorted(configs, key=lambda name: name != BASE):  # the base first
         seeds = [seed for method, seed in by_name if method == name and (BASE, seed) in by_name]
-        if not seeds:
-            continue
-        errors, base = ([by_name[n, seed].outcome["error_percent"] for seed in seeds] for n in (name, BASE))
-        differences = [error - other for error, other in zip(errors, base, strict=True)]
-        difference, (mean, std) = statistics.fmean(differences), mean_and_std(errors)
-        half = half_interval(differences, image) if name != BASE else 0.0
-        told.append({
-            "name": name, "what": what(name, configs[BASE]), "seeds": seeds,
-            "flags": train_flags(replace(configs[name], seed=configs[BASE].seed), configs[BASE]),
-            "error_percent": round(mean, 4), "std": round(std, 4), "difference": round(difference, 4),
-            "half_interval_95": round(half, 4) if math.isfinite(half) else None,
-            "sure": name != BASE and abs(difference) > max(half, image) + 1e-9,
-            "seconds": round(statistics.fmean(by_name[name, seed].seconds for seed in seeds), 1),
-        })  # fmt: skip
-    return told
+        if seeds:
+            pairs = [(by_name[name, seed], by_name[BASE, seed]) for seed in seeds]
+            flags = train_flags(replace(configs[name], seed=configs[BASE].seed), configs[BASE])
+            found.append(outcome_of(name, what(name, configs[BASE]), flags, pairs, image))
+    return found
+
+
+def outcome_of(name: str, what: str, flags: list[str], pairs: Sequence[tuple[Record, Record]], image: float) -> Outcome:
+    """The outcome of a variant from its records, each with the base's of the same seed."""
+    errors = [ours.outcome["error_percent"] for ours, _ in pairs]
+    differences = [ours.outcome["error_percent"] - base.outcome["error_percent"] for ours, base in pairs]
+    difference, (mean, std) = statistics.fmean(differences), mean_and_std(errors)
+    half = half_interval(differences, image) if name != BASE else 0.0
+    return Outcome(
+        name, what, [ours.seed for ours, _ in pairs], flags, round(mean, 4), round(std, 4), round(difference, 4),
+        round(half, 4) if math.isfinite(half) else None,
+        sure=name != BASE and abs(difference) > max(half, image) + 1e-9,
+        seconds=round(statistics.fmean(ours.seconds for ours, _ in pairs), 1),
+    )  # fmt: skip
 
 
 def half_interval(differences: Sequence[float], image: float) -> float:
@@ -227,15 +250,15 @@ def what(name: str, base: Config) -> str:
     return VARIANTS[name][1] if name in VARIANTS else said.get(name, "these at once")
 
 
-def table(told: Sequence[Mapping[str, Any]]) -> Table:
+def table(found: Sequence[Outcome]) -> Table:
     """The differences as a table; those whose interval excludes zero are marked."""
     rows = []
-    for o in told:
-        half = "" if o["half_interval_95"] is None else f" ± {o['half_interval_95']:.2f}"
-        error = f"{o['error_percent']:.2f}" + (f" ± {o['std']:.2f}" if len(o["seeds"]) > 1 else "")
-        difference = f"{round(o['difference'], 2) or 0.0:+.2f}{half}{' *' if o['sure'] else ''}"
-        difference = "–" if o["name"] == BASE else difference
-        rows.append([o["name"], o["what"], error, difference, str(len(o["seeds"])), f"{o['seconds']:,.0f} s"])
+    for o in found:
+        half = "" if o.half_interval_95 is None else f" ± {o.half_interval_95:.2f}"
+        error = f"{o.error_percent:.2f}" + (f" ± {o.std:.2f}" if len(o.seeds) > 1 else "")
+        difference = f"{round(o.difference, 2) or 0.0:+.2f}{half}{' *' if o.sure else ''}"
+        difference = "–" if o.name == BASE else difference
+        rows.append([o.name, o.what, error, difference, str(len(o.seeds)), f"{o.seconds:,.0f} s"])
     note = (
         "± is the standard deviation over seeds and, for differences, Student's 95 % interval, which is never narrower "
         "than chance allows for that many images. * marks intervals that exclude zero; by chance alone, one in twenty "
@@ -244,15 +267,15 @@ def table(told: Sequence[Mapping[str, Any]]) -> Table:
     return Table(["variant", "what it is", "validation error, %", "difference", "seeds", "training"], rows, [note])
 
 
-def draw(ablation: Ablation, told: Sequence[Mapping[str, Any]]) -> Path:
+def draw(ablation: Ablation, found: Sequence[Outcome]) -> Path:
     """The errors as bars, most helpful variant first; returns the path of the PNG."""
     from capsnet.report import figures
 
     bars = []
-    for o in sorted(told, key=lambda o: (o["name"] != BASE, o["difference"])):
-        label = textwrap.fill(o["name"].replace("+", " + "), 34)
-        colour = figures.VERMILLION if o["name"] == BASE else figures.BLUE if o["sure"] else figures.PALETTE[5]
-        bars.append(figures.Bar(label, o["error_percent"], colour, o["std"]))
+    for o in sorted(found, key=lambda o: (o.name != BASE, o.difference)):
+        label = textwrap.fill(o.name.replace("+", " + "), 34)
+        colour = figures.VERMILLION if o.name == BASE else figures.BLUE if o.sure else figures.PALETTE[5]
+        bars.append(figures.Bar(label, o.error_percent, colour, o.std))
     note = (
         f"Validation error, mean and standard deviation (seeds: {ablation.seeds}). Dark blue: the 95 % interval of the "
         f"difference excludes zero"
