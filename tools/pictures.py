@@ -3,6 +3,7 @@
     python tools/pictures.py                  all of them, into docs/images
     python tools/pictures.py lab-hand …       only these
     python tools/pictures.py latency          measure response times, into results/lab.json
+    python tools/pictures.py static-latency   the same for the Lab without a server, into results/lab-static.json
 
 Needs Chromium and capsnet[dev].
 """
@@ -10,12 +11,16 @@ Needs Chromium and capsnet[dev].
 from __future__ import annotations
 
 import contextlib
+import functools
+import http.server
 import io
 import json
 import shutil
 import statistics
 import subprocess
 import sys
+import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -158,6 +163,59 @@ def latency(browser: Browser, url: str) -> None:
     checkpoint.write_json(ROOT / "results" / "lab.json", record)
 
 
+FIRST_ANSWER = """async () => {
+  while (!window.lab?.result) await new Promise(requestAnimationFrame);
+  return performance.now();
+}"""
+ANSWERS = """async () => {
+  const times = [];
+  for (let n = 0; n < 100; n++) {
+    const pixels = lab.input.map((value, k) => (k % 100 === n ? 1 - value : value));
+    const start = performance.now();
+    await lab.engine.encode(pixels, { model: lab.model.name, routing: {}, focus: null });
+    times.push(performance.now() - start);
+  }
+  return times;
+}"""
+
+
+@contextlib.contextmanager
+def exported_lab() -> Iterator[str]:
+    """Export the default model and serve it for the duration of the block; yields the address."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "capsnet.cli", "lab", "quick-mnist", "--export", f"{folder}/lab"]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        handler = functools.partial(QuietHandler, directory=folder)
+        with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+            yield f"http://127.0.0.1:{server.server_port}/lab/"
+            server.shutdown()
+
+
+class QuietHandler(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+def static_latency(browser: Browser, url: str) -> None:
+    """Twenty warm loads and a hundred answers of the Lab without a server, timed in the page."""
+    with exported_lab() as address:
+        page = open_page(browser, address)
+        loads = []
+        for _ in range(20):
+            page.wait_for_timeout(1000)
+            page.reload()
+            loads.append(page.evaluate(FIRST_ANSWER))
+        settle(page)
+        record = {
+            "model": page.evaluate("() => window.lab.model.name"),
+            "load_to_first_answer_ms": quantiles(loads),
+            "input_to_answer_ms": quantiles(page.evaluate(ANSWERS)),
+            "certificate": checkpoint.certificate({"tools": "pictures.py static-latency"}, 0.0).to_json(),
+        }
+    checkpoint.write_json(ROOT / "results" / "lab-static.json", record)
+
+
 def quantiles(milliseconds: list[float]) -> dict[str, float]:
     cuts = statistics.quantiles(milliseconds, n=20)
     return {"n": len(milliseconds), "median": round(statistics.median(milliseconds), 2), "p95": round(cuts[-1], 2)}
@@ -174,7 +232,7 @@ PICTURES: dict[str, Callable[[Browser, str], None]] = {
     "lab-phone": lab_phone,
     "lab-routing": lab_routing,
 }
-ALL = {**PICTURES, "latency": latency}
+ALL = {**PICTURES, "latency": latency, "static-latency": static_latency}
 
 
 def main(names: list[str]) -> int:

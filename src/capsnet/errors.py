@@ -19,7 +19,7 @@ def unknown(kind: str, name: str, choices: Iterable[str]) -> UserError:
     >>> str(unknown("field", "learning_rate", ["lr", "share"]))  # by its initials
     "there is no field 'learning_rate'; did you mean 'lr'? The choices are: lr, share."
     """
-    names = sorted(choices)
+    names = sorted(set(choices))
     initials = "".join(word[:1] for word in re.split("[-_ ]", name))
     near = (
         [initials]

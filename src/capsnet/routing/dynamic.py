@@ -23,7 +23,7 @@ from capsnet.routing.options import DynamicOptions
 
 @register("dynamic")
 class DynamicRouting(Routing):
-    """Procedure 1 of the paper: a vote gains weight for the upper capsule whose output it agrees with.
+    """Procedure 1 of the paper: a vote that agrees with the output of its upper capsule gains weight.
 
     Without a trace a kernel computes the same result faster where it can (`capsnet.kernels.routing`). A kernel can be
     differentiated once: for second derivatives route inside `with capsnet.kernels.plain():`.

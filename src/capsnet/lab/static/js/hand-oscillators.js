@@ -27,7 +27,7 @@ export function paintOscillators({ dots, group, centre, radius }, phases) {
 export function inPhase(phases) {
   return phases[0].map((_, j) => {
     const groups = groupsOf(phases.map((row) => row[j])).map((members) => listed(members.map((i) => i + 1)));
-    return `Upper capsule ${j + 1}: ${groups.length ? `${groups.join("; ")} in phase` : "none in phase"}.`;
+    return `Upper capsule ${j + 1}: ${groups.length ? `votes ${groups.join(", and ")} are in phase` : "no votes are in phase"}.`;
   }).join(" ");
 }
 

@@ -1,7 +1,7 @@
 // The presentation: the panels one at a time, in full screen and with large type, from the input to the pose. A slide is a
 // part of the state, so a link opens it.
 
-import { sentence } from "./classes.js";
+import { measure, sentence } from "./classes.js";
 import { html, say, set } from "./elements.js";
 
 /** What a slide needs of the model, and what it says. The style sheet present.css chooses what it shows. */
@@ -11,19 +11,23 @@ const SLIDES = [
   { name: "primary", title: () => "Primary capsules", needs: ({ grid }) => grid,
     text: ({ model: { grid: [rows, columns], primary_types: types, primary_dim: dims } }) =>
       `${rows * columns * types} vectors of ${dims} numbers, ${types} ${types === 1 ? "type" : "types"} at each of ${rows}\u00a0×\u00a0${columns} positions. ` +
-      "A bright square is a long vector: its part of the image is probably present." },
+      "The stronger the colour of a square, the longer its vector, and the more likely its part is present." },
   { name: "votes", title: () => "Votes", needs: ({ routing }) => routing,
-    text: (lab) => `Every capsule predicts the pose of every class. A dot is a vote for ${named(lab)}. ` +
+    text: (lab) => `Every capsule predicts the pose of every class. Each dot is a vote for ${named(lab)}. ` +
       "Votes that agree point in the same direction." },
   { name: "routing", title: () => "Routing", needs: ({ routing }) => routing,
     text: ({ model: { routing: { name } } }) => (name === "dynamic"
       ? "At first, every capsule sends the same share to every class. With each iteration it sends more to the classes whose pose it predicted. Press Play."
       : `The couplings of ${name} routing: how much of its output each capsule sends to each class.`) },
   { name: "classes", title: ({ model: { capsules } }) => (capsules ? "Class capsules" : "Classes"),
-    text: ({ model: { capsules } }) => (capsules ? "A class is present if its capsule is active."
-      : "The probabilities of the classes.") },
+    text: ({ model }) => ({
+      length: "The length of a class capsule is the probability that its class is present. Several can be long at once.",
+      activation: "The activation of a class capsule is the probability that its class is present.",
+      probability: "The probability of each class.",
+    })[measure(model)] },
   { name: "pose", title: () => "Pose", needs: ({ has_decoder: decoder, capsules }) => decoder && capsules,
-    text: (lab) => `The numbers of the capsule describe how ${named(lab)} looks. Move one and see what it stands for.` },
+    text: (lab) => `The direction of the capsule describes how this ${named(lab)} looks, such as its slant. ` +
+      "Move a dimension and watch the reconstruction." },
 ];
 
 const named = (lab) => lab.model.classes[lab.selected()] ?? "the class";

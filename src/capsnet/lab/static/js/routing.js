@@ -235,6 +235,6 @@ function paintStory(view) {
   const uniform = t === 0 && Math.abs(lab.result.entropy[0] - 1) < 1e-4;
   const dynamic = lab.model.routing.name === "dynamic";
   if (uniform) say(view.story, `Uniform: ${share} % goes to each class.`);
-  else if (dynamic) say(view.story, `Agreement added ${t === 1 ? "once" : `${t} times`}: ${share} % goes to ${name}.`);
+  else if (dynamic) say(view.story, `After ${t === 1 ? "one update" : `${t} updates`}: ${share} % goes to ${name}.`);
   else say(view.story, `${sums.steps > 1 ? `Iteration ${t + 1}: ` : ""}${share} % goes to ${name}.`);
 }

@@ -194,7 +194,7 @@ function overlapRow(lab, which) {
     if (index.value !== "" && wanted >= 0 && wanted <= 9999) take(wanted);
     else index.value = lab.state.input.overlap[which];
   });
-  const random = html("button", { type: "button", "aria-label": `Another ${name.toLowerCase()} digit`,
+  const random = html("button", { type: "button", "aria-label": `New ${name.toLowerCase()} digit`,
     onclick: () => another(lab, which, take) }, "New");
   lab.on((_, changed) => {
     if (!changed.has("input") && !changed.has("model")) return;
