@@ -41,7 +41,7 @@ from capsnet.models.registry import build
 from capsnet.models.registry import register as register_model
 from capsnet.routing import ROUTINGS, Routing, Sizes, options_for, register
 from capsnet.search.study import paced
-from capsnet.train import callbacks, loop, runs
+from capsnet.train import callbacks, loop, precision, runs
 from capsnet.train.config import Config
 from capsnet.train.presets import get_preset
 from capsnet.train.records import to_dict
@@ -208,6 +208,19 @@ def test_stopping_after_any_step_and_resuming_gives_bit_identical_weights(
         return [{k: v for k, v in r.items() if k not in ("seconds", "images_per_second")} for r in records]
 
     assert without_time("whole") == without_time("parts")
+
+
+@pytest.mark.parametrize("hardware", [True, False])
+def test_a_run_records_the_precision_that_auto_chose_and_keeps_it_elsewhere(
+    toys: Splits, tmp_path: Path, hardware: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(precision, "has_bf16", lambda: hardware)
+    run = loop.start(toy_config(precision="auto"), tmp_path / "run")
+    run.lock.release()
+    chosen = "bf16" if hardware else "fp32"
+    assert checkpoint.read_json(tmp_path / "run" / runs.CONFIG_FILE)["precision"] == chosen
+    monkeypatch.setattr(precision, "has_bf16", lambda: not hardware)  # on another machine
+    assert loop.resume(tmp_path / "run").config.precision == chosen
 
 
 def test_a_training_can_end_within_an_epoch_and_is_validated_there(toys: Splits, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from capsnet.notice import say
 from capsnet.routing import options_for
 from capsnet.terminal import error_text
 from capsnet.timing import clock
-from capsnet.train import loop, runs
+from capsnet.train import loop, precision, runs
 from capsnet.train.callbacks import TensorBoard, TrainingBar
 from capsnet.train.config import Config
 from capsnet.train.presets import get_preset
@@ -132,6 +132,8 @@ def run_to_end(run: loop.Run, flags: Train) -> int:
         watchers.append(Page())
     if run.model.loaded:
         say(f"starting {run.model.loaded}")
+    if chosen := precision.describe(run.config.precision, run.device):
+        say(chosen)
     try:
         result = loop.train(run, watchers)
     except KeyboardInterrupt:

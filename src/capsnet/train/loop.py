@@ -38,7 +38,7 @@ from capsnet.models.registry import build
 from capsnet.nn.losses import teacher_loss
 from capsnet.notice import say
 from capsnet.routing.base import Routing
-from capsnet.train import runs
+from capsnet.train import precision, runs
 from capsnet.train.config import Config
 from capsnet.train.records import from_dict, to_dict
 from capsnet.train.runs import Run, gone_bad, require_finite
@@ -193,7 +193,7 @@ def assemble(config: Config, folder: Path, splits: Splits, stem: nn.Module | Non
             f"set --validation above 0."
         )
     shape = replace(config.model, image_shape=train.image_shape, num_classes=len(train.classes))
-    config = replace(config, model=shape)
+    config = replace(config, model=shape, precision=precision.choose(config.precision, shape.kind, device))
     if config.batch_size > len(train) > 0:
         say(f"Batches have {len(train)} images instead of {config.batch_size}: {train.name} has no more to train on.")
     with enough_memory(config):
@@ -335,8 +335,7 @@ def train_step(run: Run) -> Losses:
     run.model.train()
     batch = run.batches.batch(step)
     dropout = generator(config.seed, "dropout", step).initial_seed()
-    precision = torch.autocast(run.device.type, torch.bfloat16, enabled=config.precision == "bf16")
-    with own_randomness(dropout, run.device), precision:
+    with own_randomness(dropout, run.device), precision.autocast(config.precision, run.device):
         losses = compute_loss(run.model, batch, config, run.teacher, step / run.steps)
     if not math.isfinite(losses.total.item()):
         raise gone_bad(run, f"the loss became {losses.total.item()} at step {step}")
