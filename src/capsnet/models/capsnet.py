@@ -65,23 +65,20 @@ class CapsNet(Model):
         features = measured_shape(self.stem, config.image_shape) if own else feature_shape(config)
         if own:
             self.grid = grid_size(config, features)
-        self.primary = PrimaryCaps(
-            features[0],
-            config.primary_types,
-            config.primary_dim,
-            config.primary_kernel,
-            config.primary_stride,
-            factor=1 / config.primary_types if config.primary_factor else 1.0,
-            init=config.init,
-            device=device,
-            dtype=dtype,
-        )
+        self.primary = self.make_primary(features[0], device, dtype)
         self.caps = nn.Sequential(*self._capsule_layers(device, dtype))
         self.decoder = build_decoder(config, device, dtype)
 
     def make_stem(self, device: torch.device | None, dtype: torch.dtype | None) -> nn.Module:
         """The stem of the config. A plugin's model overrides this and sets `stem: … = "module"` in its config."""
         return build_stem(self.config, device, dtype)
+
+    def make_primary(self, channels: int, device: torch.device | None, dtype: torch.dtype | None) -> PrimaryCaps:
+        c = self.config
+        return PrimaryCaps(
+            channels, c.primary_types, c.primary_dim, c.primary_kernel, c.primary_stride,
+            factor=1 / c.primary_types if c.primary_factor else 1.0, init=c.init, device=device, dtype=dtype,
+        )  # fmt: skip
 
     def train(self, mode: bool = True) -> Self:
         """A frozen stem stays in evaluation mode, so that its batch norms keep their statistics."""

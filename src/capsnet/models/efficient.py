@@ -17,11 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from capsnet.errors import UserError
-from capsnet.models.base import Model
-from capsnet.models.capsnet import CapsNet, build_decoder
+from capsnet.models.capsnet import CapsNet
 from capsnet.models.config import CapsNetConfig
 from capsnet.models.registry import register
-from capsnet.models.stem import grid_size
 from capsnet.nn.layers import Conv2d, PrimaryCaps
 from capsnet.routing.options import RoutingOptions
 from capsnet.routing.self_attention import SelfAttentionRouting, squash_exp
@@ -88,26 +86,13 @@ class EfficientCapsNet(CapsNet):
     Config = EfficientConfig
     config: EfficientConfig
 
-    def __init__(
-        self, config: EfficientConfig, *, device: torch.device | None = None, dtype: torch.dtype | None = None
-    ) -> None:
-        Model.__init__(self, config)
-        self.grid = grid_size(config)
-        self.stem = self._convolutions(device, dtype)
-        self.primary = DepthwiseCaps(
-            config.primary_types,
-            config.primary_dim,
-            config.primary_kernel,
-            config.primary_stride,
-            factor=1 / config.primary_types if config.primary_factor else 1.0,
-            init=config.init,
-            device=device,
-            dtype=dtype,
-        )
-        self.caps = nn.Sequential(*self._capsule_layers(device, dtype))
-        self.decoder = build_decoder(config, device, dtype)
+    def make_primary(self, channels: int, device: torch.device | None, dtype: torch.dtype | None) -> PrimaryCaps:
+        c = self.config
+        factor = 1 / c.primary_types if c.primary_factor else 1.0
+        sizes = c.primary_types, c.primary_dim, c.primary_kernel, c.primary_stride
+        return DepthwiseCaps(*sizes, factor=factor, init=c.init, device=device, dtype=dtype)
 
-    def _convolutions(self, device: torch.device | None, dtype: torch.dtype | None) -> nn.Sequential:
+    def make_stem(self, device: torch.device | None, dtype: torch.dtype | None) -> nn.Sequential:
         c, layers, before = self.config, list[nn.Module](), self.config.image_shape[0]
         where: dict[str, Any] = {"device": device, "dtype": dtype}
         std = 0.05 if c.init == "official" else None

@@ -15,7 +15,7 @@ An algorithm subclasses `Routing`, names its options in a frozen dataclass and i
         def route(self, u_hat, a, parents, trace): ...
 
 Parameters are created in `build`, when the layer that owns the algorithm knows its sizes. An algorithm that can work
-without forming the votes overrides `forward` instead and keeps `route` as its readable form.
+without forming the votes also implements `without_votes`; `route` remains its readable form.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ import torch
 from torch import Tensor, nn
 
 from capsnet.errors import UserError, unknown
-from capsnet.kernels import dispatch
 from capsnet.kernels.private import is_transformed
 from capsnet.nn.functional import at_least_float32, matrix_votes, votes, without_autocast
 from capsnet.registry import Registry, owned
@@ -149,20 +148,22 @@ class Routing(nn.Module):
         check(u, W, self.matrix, a)
         with without_autocast(u):
             u, W = at_least_float32(u), at_least_float32(W)  # bfloat16 would round the agreement away
+            if not trace and parents is ALL and (routed := self.without_votes(u, W, a)) is not None:
+                return routed
             a = lower_activations(u, a) if self.own_activations else None
             return self.route(self.votes(u, W), a, parents, trace)
 
+    def without_votes(self, u: Tensor, W: Tensor, a: Tensor | None) -> Routed | None:
+        """Route a dense layer without forming votes, if an algorithm can and it is faster; None is the plain way."""
+        return None
+
     def on_grid(self, u: Tensor, W: Tensor, a: Tensor | None, windows: Any) -> Routed | None:
-        """Route a grid without forming votes, where an algorithm can and it is faster; None is the plain way.
+        """Route a grid without forming votes, if an algorithm can and it is faster; None is the plain way.
 
         u (b, cells·n, p), W (blocks·n, j, …) and a (b, cells·n) → (b·o, j, q); `windows` is a
         `capsnet.kernels.grid.Windows`, which tells the windows o that see each cell.
         """
         return None
-
-    def skips_votes(self, u: Tensor, W: Tensor, parents: Parents, trace: bool) -> bool:
-        """Whether an algorithm that can do without votes should: it is faster, and no trace or grid is asked for."""
-        return not trace and parents is ALL and not self.matrix and dispatch.routing_pays(u, W)
 
     def votes(self, u: Tensor, W: Tensor) -> Tensor:
         """û_{j|i} (b, i, j, q) of vector or matrix poses."""

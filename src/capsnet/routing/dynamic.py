@@ -53,21 +53,11 @@ class DynamicRouting(Routing):
     def by_class(self, name: str, tensor: Tensor) -> Tensor | None:
         return tensor if name == "bias" else None
 
-    def forward(
-        self, u: Tensor, W: Tensor, a: Tensor | None = None, *, parents: Parents = ALL, trace: bool = False
-    ) -> Routed:
-        """By the kernel where that is faster and neither a trace nor a grid of parents is asked for."""
-        check(u, W, self.matrix, a)
-        if not trace and parents is ALL and not self.matrix:
-            with without_autocast(u):
-                v = dispatch.dynamic_routing(at_least_float32(u), at_least_float32(W), self.bias, self.options)
-            if v is not None:
-                return Routed(v, lengths(v))
-        if not trace and parents is ALL and self.matrix:
-            routed = self.on_grid(u, W, a, dispatch.one_window(u, W))
-            if routed is not None:
-                return routed
-        return super().forward(u, W, a, parents=parents, trace=trace)
+    def without_votes(self, u: Tensor, W: Tensor, a: Tensor | None) -> Routed | None:
+        if self.matrix:
+            return self.on_grid(u, W, a, dispatch.one_window(u, W))
+        v = dispatch.dynamic_routing(u, W, self.bias, self.options)
+        return None if v is None else Routed(v, lengths(v))
 
     def on_grid(self, u: Tensor, W: Tensor, a: Tensor | None, windows: Any) -> Routed | None:
         """Procedure 1 with logits b_ij = û_{j|i} · (sum of the outputs so far)."""

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from capsnet.kernels import dispatch
 from capsnet.nn.functional import at_least_float32, without_autocast
-from capsnet.routing.base import ALL, Parents, Routed, Routing, check, check_activations, lower_activations
+from capsnet.routing.base import Routed, Routing, check_activations, lower_activations
 
 Moments = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
 
@@ -36,26 +36,16 @@ class GaussianRouting(Routing):
         """
         raise NotImplementedError
 
-    def forward(
-        self, u: Tensor, W: Tensor, a: Tensor | None = None, *, parents: Parents = ALL, trace: bool = False
-    ) -> Routed:
-        """By the kernels where they are faster and neither a trace nor a grid of parents is asked for."""
-        check(u, W, self.matrix, a)
-        routed = self.without_votes(u, W, a) if not trace and parents is ALL else None
-        if routed is None:
-            return super().forward(u, W, a, parents=parents, trace=trace)
-        return Routed(routed.poses, self.over_batch(routed.activations))
-
     def without_votes(self, u: Tensor, W: Tensor, a: Tensor | None) -> Routed | None:
-        """A dense layer by a kernel, or None where the plain form is as good."""
-        if self.matrix:
-            return self.on_grid(u, W, a, dispatch.one_window(u, W))
-        with without_autocast(u):
-            u, W = at_least_float32(u), at_least_float32(W)
-            if (moments := dispatch.moments(u, W)) is None:
-                return None
-            known = partial(moments, u, W, lower_activations(u, a))
-            return self.fit(known, u.new_zeros(len(u), *W.shape[1:3]), u.shape[1] / W.shape[1])
+        routed = self.on_grid(u, W, a, dispatch.one_window(u, W)) if self.matrix else self.by_moments(u, W, a)
+        return routed and Routed(routed.poses, self.over_batch(routed.activations))
+
+    def by_moments(self, u: Tensor, W: Tensor, a: Tensor | None) -> Routed | None:
+        """A dense layer of vector poses by its kernel."""
+        if (moments := dispatch.moments(u, W)) is None:
+            return None
+        known = partial(moments, u, W, lower_activations(u, a))
+        return self.fit(known, u.new_zeros(len(u), *W.shape[1:3]), u.shape[1] / W.shape[1])
 
     def on_grid(self, u: Tensor, W: Tensor, a: Tensor | None, windows: Any) -> Routed | None:
         with without_autocast(u):

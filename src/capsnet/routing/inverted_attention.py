@@ -29,8 +29,8 @@ from torch import Tensor, nn
 
 from capsnet.errors import UserError
 from capsnet.kernels import dispatch
-from capsnet.nn.functional import at_least_float32, without_autocast
-from capsnet.routing.base import ALL, Parents, Routed, Routing, Sizes, Trace, check, register
+from capsnet.nn.functional import at_least_float32
+from capsnet.routing.base import Parents, Routed, Routing, Sizes, Trace, register
 from capsnet.routing.options import IterativeOptions
 
 
@@ -74,19 +74,13 @@ class InvertedAttentionRouting(Routing):
         nn.init.normal_(self.readout, std=1 / math.sqrt(len(self.readout)))  # scores start with a variance of 1
         nn.init.zeros_(self.offset)
 
-    def forward(
-        self, u: Tensor, W: Tensor, a: Tensor | None = None, *, parents: Parents = ALL, trace: bool = False
-    ) -> Routed:
-        """By kernels where they are faster and neither a trace nor a grid of parents is asked for."""
-        check(u, W, self.matrix, a)
-        if not self.skips_votes(u, W, parents, trace):
-            return super().forward(u, W, a, parents=parents, trace=trace)
-        with without_autocast(u):
-            u, W = at_least_float32(u), at_least_float32(W)
-            v_j = self.normalise(dispatch.sum_of_votes(u, W) / W.shape[1])
-            for _ in range(self.options.iterations - 1):
-                v_j = self.normalise(dispatch.attend(u, W, v_j / math.sqrt(W.shape[2])))
-            return Routed(v_j, self.activations(v_j))
+    def without_votes(self, u: Tensor, W: Tensor, a: Tensor | None) -> Routed | None:
+        if self.matrix or not dispatch.routing_pays(u, W):
+            return None
+        v_j = self.normalise(dispatch.sum_of_votes(u, W) / W.shape[1])
+        for _ in range(self.options.iterations - 1):
+            v_j = self.normalise(dispatch.attend(u, W, v_j / math.sqrt(W.shape[2])))
+        return Routed(v_j, self.activations(v_j))
 
     def route(self, u_hat: Tensor, a: Tensor | None, parents: Parents, trace: bool) -> Routed:
         """The equations above. u_hat (b, i, j, q) → v (b, j, q)."""

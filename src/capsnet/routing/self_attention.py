@@ -9,8 +9,7 @@ One pass, in which the votes for an upper capsule attend to each other:
     v_j  = (1 − e^{−‖s_j‖}) s_j / ‖s_j‖               a squash that is steeper near zero than that of Sabour et al.
 
 The paper writes the agreements as an I × I matrix for each j. Σ_k û_{j|i}·û_{j|k} = û_{j|i}·Σ_k û_{j|k} needs none.
-Where a kernel pays, `forward` does not even form the votes (`capsnet.kernels.routing.attend`); `route` is the readable
-form.
+Where a kernel pays, not even the votes are formed (`without_votes`); `route` is the readable form.
 
 Deviations: where positions of a grid share their transformations they share β, too. ‖s_j‖ has an epsilon under its
 root, as everywhere in this package.
@@ -25,8 +24,8 @@ import torch
 from torch import Tensor, nn
 
 from capsnet.kernels import dispatch
-from capsnet.nn.functional import at_least_float32, lengths, without_autocast
-from capsnet.routing.base import ALL, Parents, Routed, Routing, Sizes, Trace, check, register
+from capsnet.nn.functional import at_least_float32, lengths
+from capsnet.routing.base import Parents, Routed, Routing, Sizes, Trace, register
 from capsnet.routing.options import RoutingOptions
 
 
@@ -61,20 +60,14 @@ class SelfAttentionRouting(Routing):
     def by_class(self, name: str, tensor: Tensor) -> Tensor | None:
         return tensor.transpose(0, 1) if name == "beta" else None
 
-    def forward(
-        self, u: Tensor, W: Tensor, a: Tensor | None = None, *, parents: Parents = ALL, trace: bool = False
-    ) -> Routed:
-        """By the kernel where that is faster and neither a trace nor a grid of parents is asked for."""
-        check(u, W, self.matrix, a)
-        if not self.skips_votes(u, W, parents, trace):
-            return super().forward(u, W, a, parents=parents, trace=trace)
-        with without_autocast(u):
-            u, W = at_least_float32(u), at_least_float32(W)
-            s_j = dispatch.attend(u, W, dispatch.sum_of_votes(u, W) / math.sqrt(W.shape[2]))  # softmax_j(b_ij) û
-            if self.beta is not None:
-                s_j = s_j + dispatch.sum_of_votes(u, W * at_least_float32(self.beta)[:, :, None, None])  # β_ij û
-            v_j = squash_exp(s_j)
-            return Routed(v_j, lengths(v_j))
+    def without_votes(self, u: Tensor, W: Tensor, a: Tensor | None) -> Routed | None:
+        if self.matrix or not dispatch.routing_pays(u, W):
+            return None
+        s_j = dispatch.attend(u, W, dispatch.sum_of_votes(u, W) / math.sqrt(W.shape[2]))  # softmax_j(b_ij) û
+        if self.beta is not None:
+            s_j = s_j + dispatch.sum_of_votes(u, W * at_least_float32(self.beta)[:, :, None, None])  # β_ij û
+        v_j = squash_exp(s_j)
+        return Routed(v_j, lengths(v_j))
 
     def route(self, u_hat: Tensor, a: Tensor | None, parents: Parents, trace: bool) -> Routed:
         """The equations above. u_hat (b, i, j, q) → v (b, j, q)."""

@@ -63,7 +63,7 @@ class SelfRouting(Routing):
         with without_autocast(u):
             u, W = at_least_float32(u), at_least_float32(W)
             a, b_ij = lower_activations(u, a), self.logits(u)
-            if not self.skips_votes(u, W, parents, trace):
+            if trace or parents is not ALL or self.matrix or not dispatch.routing_pays(u, W):
                 return self.send(self.votes(u, W), a, b_ij, parents, trace)
             sent = a.unsqueeze(-1) * b_ij.softmax(-1)
             return Routed(*upper_capsules(dispatch.weighted_sum_of_votes(u, W, sent), sent, a))

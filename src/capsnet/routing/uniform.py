@@ -3,7 +3,7 @@
     c_ij = 1/J        s_j = Σ_i c_ij û_{j|i}        v_j = squash(s_j)
 
 This is dynamic routing (Sabour, Frosst and Hinton 2017, Procedure 1) with one iteration. The votes need not exist:
-Σ_i û_{j|i} is one matrix product, which is what `forward` computes; `route` is the readable form.
+Σ_i û_{j|i} is one matrix product, which is what `without_votes` computes; `route` is the readable form.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from capsnet.kernels import dispatch
-from capsnet.nn.functional import at_least_float32, lengths, squash, without_autocast
-from capsnet.routing.base import ALL, Parents, Routed, Routing, Trace, check, register
+from capsnet.nn.functional import lengths, squash
+from capsnet.routing.base import Parents, Routed, Routing, Trace, register
 
 
 @register("uniform")
@@ -24,16 +24,12 @@ class UniformRouting(Routing):
     torch.Size([2, 10, 16])
     """
 
-    def forward(
-        self, u: Tensor, W: Tensor, a: Tensor | None = None, *, parents: Parents = ALL, trace: bool = False
-    ) -> Routed:
-        """By one matrix product where neither a trace nor a grid of parents is asked for."""
-        if trace or parents is not ALL or self.matrix or not dispatch.enabled():
-            return super().forward(u, W, a, parents=parents, trace=trace)
-        check(u, W, self.matrix, a)
-        with without_autocast(u):
-            v_j = squash(dispatch.sum_of_votes(at_least_float32(u), at_least_float32(W)) / W.shape[1])
-            return Routed(v_j, lengths(v_j))
+    def without_votes(self, u: Tensor, W: Tensor, a: Tensor | None) -> Routed | None:
+        """One matrix product."""
+        if self.matrix or not dispatch.enabled():
+            return None
+        v_j = squash(dispatch.sum_of_votes(u, W) / W.shape[1])
+        return Routed(v_j, lengths(v_j))
 
     def route(self, u_hat: Tensor, a: Tensor | None, parents: Parents, trace: bool) -> Routed:
         b_ij = u_hat.new_zeros(u_hat.shape[:-1])
