@@ -33,10 +33,12 @@ MAY_IMPORT = {
     "plugins": {"errors", "registry"},
     "nn.functional": set(),
     "nn.options": set(),
+    "nn.shares": set(),
+    "group": {"errors", "nn.shares"},
     "nn.initial": {"errors", "nn.options"},
     "nn.losses": {"errors", "nn.functional", "nn.options"},
     "kernels": {"errors", "nn.functional", "routing"},  # of routing the options alone
-    "routing": {"errors", "lazy", "ranges", "registry", "nn.functional", "kernels"},
+    "routing": {"errors", "lazy", "ranges", "registry", "nn.functional", "nn.shares", "kernels"},
     "nn.decoder": {"errors", "kernels", "nn.initial", "nn.options"},
     "nn.layers": {"errors", "kernels", "routing", "nn.functional", "nn.initial", "nn.options"},
     "nn.residual": {"errors", "nn.layers"},
@@ -44,7 +46,7 @@ MAY_IMPORT = {
     "models": {"errors", "lazy", "ranges", "records", "registry", "kernels", "routing", "data"}
     | {f"nn.{name}" for name in ("functional", "options", "losses", "layers", "conv", "residual", "decoder")},
     "train.config": {"ranges", "data", "models"},
-    "evaluate": {"errors", "nn.functional", "data", "models"},
+    "evaluate": {"errors", "nn.functional", "data", "models", "group"},
     "io.records": {"errors", "records"},
     "io.zoo": {"errors", "files", "io.records"},
 }

@@ -26,7 +26,7 @@ from capsnet.nn.functional import one_hot, squash, votes
 from capsnet.nn.layers import DenseCaps, PrimaryCaps
 from capsnet.nn.losses import margin_loss, reconstruction_loss
 from capsnet.routing import dynamic_routing
-from capsnet.train import loop
+from capsnet.train import loop, steps
 from capsnet.train.config import Config
 
 Route = Callable[[Tensor, Tensor], Tensor]
@@ -284,13 +284,13 @@ def guard_training_decodes_the_true_class(compute: ComputeLoss) -> None:
 
 def loss_masked_by_the_prediction(model: CapsNet, batch: Batch, config: Config) -> loop.Losses:
     longest = model(batch.images).activations.argmax(1)
-    right = loop.compute_loss(model, batch, config)
-    wrong = loop.compute_loss(model, replace(batch, targets=one_hot(longest, 3)), config).reconstruction
+    right = steps.compute_loss(model, batch, config)
+    wrong = steps.compute_loss(model, replace(batch, targets=one_hot(longest, 3)), config).reconstruction
     return loop.Losses(right.classification + 0.0005 * wrong, right.classification, wrong)
 
 
 def test_8_training_masks_by_the_label() -> None:
-    guard_training_decodes_the_true_class(loop.compute_loss)
+    guard_training_decodes_the_true_class(steps.compute_loss)
 
 
 def test_8_masking_by_the_prediction_in_training_is_noticed() -> None:

@@ -46,7 +46,7 @@ from capsnet.nn.functional import one_hot
 from capsnet.processes import Helper, serve
 from capsnet.routing.options import DynamicOptions
 from capsnet.timing import timed
-from capsnet.train import loop
+from capsnet.train import loop, steps
 from capsnet.train.config import Config
 from capsnet.train.presets import get_preset
 
@@ -156,7 +156,7 @@ class Worker:
     def train(self) -> None:
         """One step: forward, loss, backward, Adam."""
         with self.path(), self.precision():
-            loss = loop.compute_loss(self.model, self.batch, self.config).total
+            loss = steps.compute_loss(self.model, self.batch, self.config).total
         self.optimizer.zero_grad(set_to_none=True)
         with self.path():
             loss.backward()
@@ -430,7 +430,7 @@ def precision(seeds: int = 3, epochs: int = 1, on_tick: Tick | None = None) -> d
                 config = replace(config, precision=kind)  # type: ignore[arg-type]
                 run = loop.prepare(config, Path())
                 while run.step < run.steps:
-                    loop.train_step(run)
+                    steps.train_step(run)
                     done = sum(map(len, errors.values())) * run.steps + run.step
                     if on_tick:
                         on_tick(done, 2 * seeds * run.steps)

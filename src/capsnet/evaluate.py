@@ -18,6 +18,7 @@ from torch import Tensor
 from capsnet.data import Examples, in_order
 from capsnet.data.registry import bin_edges
 from capsnet.errors import UserError
+from capsnet.group.base import ONE, current, divided
 from capsnet.models.base import PRESENT, Model, evaluating
 
 
@@ -111,7 +112,7 @@ def evaluate(
     Single-label data: the class with the highest activation is predicted. Multi-label data: the `top` classes with the
     highest activations, or all with an activation of at least `threshold`. By default `top` is the number of labels if
     all images have the same number (two in MultiMNIST, as in the paper), else `threshold` is 0.5. `on_batch(done, n)`
-    is called after each batch.
+    is called after each batch. Several processes each run over a part of the dataset and exchange the results.
     """
     check_fit(model, dataset)
     check_top(top, dataset)
@@ -119,22 +120,25 @@ def evaluate(
         raise UserError(f"limit should be at least 1 image, not {limit}.")
     order = class_order(model, dataset)
     n = len(dataset) if limit is None else min(limit, len(dataset))
+    group = current() if n >= current().size else ONE
+    ours = slice(*divided(0, n, group.size)[group.rank])
     parts, targets, measures, done = [], [], [], 0
     with evaluating(model):
-        for batch in in_order(dataset, batch_size, limit):
+        for batch in in_order(dataset, batch_size, limit, ours):
             parts.append(model(batch.images.to(model.device)).activations.float().cpu())
             targets.append(batch.targets.cpu())
             measures.append({name: values.cpu() for name, values in batch.measures.items()})
             done += len(parts[-1])
             if on_batch:
-                on_batch(done, n)
-    activations = torch.cat(parts)[:, order]
+                on_batch(min(done * group.size, n), n)
+    activations = group.rows(torch.cat(parts)[:, order], n)
     if top is None and (threshold is None or not dataset.multi_label):
         top = dataset.labels_per_image
     predicted = name_classes(activations, top, PRESENT if threshold is None else threshold)
     return Evaluation(
-        dataset.name, activations, torch.cat(targets), predicted, dataset.classes, dataset.multi_label,
-        {name: torch.cat([some[name] for some in measures]) for name in measures[0]}, bin_edges(dataset.name),
+        dataset.name, activations, group.rows(torch.cat(targets), n), predicted, dataset.classes, dataset.multi_label,
+        {name: group.rows(torch.cat([some[name] for some in measures]), n) for name in measures[0]},
+        bin_edges(dataset.name),
     )  # fmt: skip
 
 

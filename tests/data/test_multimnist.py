@@ -25,7 +25,7 @@ from capsnet.io.records import Certificate
 from capsnet.models.config import CapsNetConfig, CNNConfig, LossConfig
 from capsnet.models.registry import build
 from capsnet.report.html import write_report
-from capsnet.train import loop
+from capsnet.train import loop, steps
 from capsnet.train.config import Config
 from capsnet.train.records import to_dict
 
@@ -250,7 +250,7 @@ def test_another_image_size_is_refused_with_a_way_out() -> None:
 def test_both_digits_are_painted_each_from_its_own_pose_alone(few: Splits[Pairs]) -> None:
     torch.manual_seed(0)
     model, batch = build(TINY).eval(), few.test.gather(torch.arange(6))
-    found = loop.compute_loss(model, batch, Config(model=TINY)).reconstruction
+    found = steps.compute_loss(model, batch, Config(model=TINY)).reconstruction
     poses = model(batch.images).poses
     by_hand = torch.zeros(())
     for k in range(2):
@@ -261,14 +261,14 @@ def test_both_digits_are_painted_each_from_its_own_pose_alone(few: Splits[Pairs]
 
 def test_each_decoding_weighs_as_much_as_the_one_of_a_single_digit(few: Splits[Pairs]) -> None:
     model, batch = build(TINY).eval(), few.test.gather(torch.arange(6))
-    losses = loop.compute_loss(model, batch, Config(model=TINY, loss=LossConfig(reconstruction=0.0005)))
+    losses = steps.compute_loss(model, batch, Config(model=TINY, loss=LossConfig(reconstruction=0.0005)))
     torch.testing.assert_close(losses.total, losses.classification + 0.0005 * losses.reconstruction)
 
 
 def test_a_digit_that_is_not_there_is_not_painted(few: Splits[Pairs]) -> None:
     mixed = replace(few.test, layout=Layout(single=1.0))
     model, batch = build(TINY).eval(), mixed.gather(torch.arange(6))
-    found = loop.compute_loss(model, batch, Config(model=TINY)).reconstruction
+    found = steps.compute_loss(model, batch, Config(model=TINY)).reconstruction
     painted = model.reconstruct(model(batch.images).poses, batch.digits[:, 0])
     torch.testing.assert_close(found, (painted - batch.images).square().flatten(1).sum(1).mean())
 

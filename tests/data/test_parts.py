@@ -24,7 +24,7 @@ from capsnet.experiments.core.results import Place
 from capsnet.models.config import CNNConfig, LossConfig
 from capsnet.models.registry import build
 from capsnet.nn.losses import margin_loss
-from capsnet.train import loop
+from capsnet.train import steps
 from capsnet.train.config import Config
 
 
@@ -80,7 +80,7 @@ def test_another_seed_purpose_or_index_gives_another_scene() -> None:
 def test_training_goes_on_to_new_scenes_while_validation_and_test_stay() -> None:
     first, other = (data.load("parts:train=64,test=32", validation=16, seed=seed) for seed in (0, 1))
     batches = data.Batches(first.train, 32)
-    epochs = [torch.cat([batches.batch(step).images for step in steps]) for steps in ((0, 1), (2, 3))]
+    epochs = [torch.cat([batches.batch(step).images for step in epoch]) for epoch in ((0, 1), (2, 3))]
     assert not (epochs[0][:, None] == epochs[1]).flatten(2).all(2).any()
     assert len(first.validation) == 16
     for one, same in ((first.validation, other.validation), (first.test, other.test)):
@@ -265,8 +265,8 @@ def test_a_cnn_takes_the_margin_loss_of_its_sigmoids_when_asked_to_and_only_then
     model.multi_label = True
     with torch.no_grad():
         output = model(batch.images)
-        margin = loop.compute_loss(model, batch, config)
-        entropy = loop.compute_loss(model, batch, replace(config, loss=LossConfig()))
+        margin = steps.compute_loss(model, batch, config)
+        entropy = steps.compute_loss(model, batch, replace(config, loss=LossConfig()))
     assert margin.total == pytest.approx(float(margin_loss(output.activations, batch.targets)))
     assert margin.reconstruction == 0
     assert entropy.total != pytest.approx(float(margin.total), rel=0.1)

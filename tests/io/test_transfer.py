@@ -22,7 +22,7 @@ from capsnet.models.capsnet import CapsNet
 from capsnet.models.config import CapsNetConfig, CNNConfig
 from capsnet.models.registry import build
 from capsnet.routing.options import DynamicOptions
-from capsnet.train import loop
+from capsnet.train import loop, steps
 from capsnet.train.presets import get_preset
 
 TINY = CapsNetConfig(
@@ -215,7 +215,7 @@ def test_a_training_that_began_with_a_model_goes_on_without_it(tuned: tuple[Path
     run = loop.start(starting_from(config, str(weights)), tmp_path / "run")
     began, origin = run.model.state_dict()["stem.0.weight"].clone(), run.origin
     assert torch.equal(began, capsnet.load("quick-mnist").state_dict()["stem.0.weight"])
-    loop.train_step(run)
+    steps.train_step(run)
     run.save()
     assert run.lock is not None
     run.lock.release()

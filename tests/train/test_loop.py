@@ -41,7 +41,7 @@ from capsnet.models.registry import build
 from capsnet.models.registry import register as register_model
 from capsnet.routing import ROUTINGS, Routing, Sizes, options_for, register
 from capsnet.search.study import paced
-from capsnet.train import callbacks, loop, precision, runs
+from capsnet.train import callbacks, loop, precision, runs, steps
 from capsnet.train.config import Config
 from capsnet.train.presets import get_preset
 from capsnet.train.records import to_dict
@@ -150,14 +150,14 @@ def test_a_teacher_stays_as_it_is_and_answers_as_when_it_was_tested(taught: Conf
     assert run.teacher is not None
     before = {name: tensor.clone() for name, tensor in run.teacher.state_dict().items()}
     for _ in range(3):
-        loop.train_step(run)
+        steps.train_step(run)
     assert same(before, run.teacher.state_dict())  # batch normalisation's means among them
     assert not run.teacher.training
 
 
 def test_a_teacher_that_changes_under_a_training_is_noticed(taught: Config, tmp_path: Path) -> None:
     run = loop.start(taught, tmp_path / "run")
-    loop.train_step(run)
+    steps.train_step(run)
     run.save()
     assert run.lock is not None
     run.lock.release()
@@ -405,7 +405,7 @@ def test_a_loss_that_is_not_a_number_stops_and_keeps_the_last_good_checkpoint(to
 
 def poison(run: loop.Run, last_step: int, name: str) -> Callable[[loop.Run], loop.Losses]:
     """A step that leaves a value which is no number in the weights, after a loss that was one."""
-    step = loop.train_step
+    step = steps.train_step
 
     def poisoned(run: loop.Run) -> loop.Losses:
         losses = step(run)
@@ -661,7 +661,7 @@ def test_the_loss_of_a_cnn_is_computed_in_full_precision(toys: Splits) -> None:
     config = toy_config(model=CNNConfig((1, 12, 12), 2, (4,), (3,), (2,), (8,)))
     model = build(config.model)
     with torch.autocast("cpu", torch.bfloat16):
-        losses = loop.compute_loss(model, next(in_order(toys.train, 8)), config)
+        losses = steps.compute_loss(model, next(in_order(toys.train, 8)), config)
     assert losses.total.dtype == torch.float32
 
 
@@ -754,21 +754,24 @@ def no_memory(*_: object, **__: object) -> None:
     raise MemoryError
 
 
+PLACES = {"build": loop, "compute_loss": steps}
+
+
 @pytest.mark.parametrize("trouble", [too_much, out_of_memory, no_memory])
-@pytest.mark.parametrize("where", ["build", "compute_loss"])
+@pytest.mark.parametrize("where", PLACES)
 def test_too_little_memory_says_what_takes_less(
     toys: Splits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, trouble: Callable
 ) -> None:
-    monkeypatch.setattr(loop, where, trouble)
+    monkeypatch.setattr(PLACES[where], where, trouble)
     with pytest.raises(UserError, match=r"memory.*--batch-size.*--image-size.*--model.shared"):
         loop.train(loop.start(toy_config(), tmp_path / "run"))
 
 
-@pytest.mark.parametrize("where", ["build", "compute_loss"])
+@pytest.mark.parametrize("where", PLACES)
 def test_too_little_memory_is_said_where_a_pace_is_measured(
     toys: Splits, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
-    monkeypatch.setattr(loop, where, too_much)
+    monkeypatch.setattr(PLACES[where], where, too_much)
     with pytest.raises(UserError, match=r"memory.*--batch-size"):
         paced(toy_config(), 0.01)
 
@@ -779,7 +782,7 @@ def test_other_errors_are_not_taken_for_too_little_memory(
     def bug(*_: object) -> None:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(loop, "compute_loss", bug)
+    monkeypatch.setattr(steps, "compute_loss", bug)
     with pytest.raises(RuntimeError, match="a bug"):
         loop.train(loop.start(toy_config(), tmp_path / "run"))
 
@@ -797,10 +800,10 @@ def test_a_batch_larger_than_the_data_is_cut_to_it_and_both_numbers_are_named(
 
 def test_learning_rates_follow_their_schedules() -> None:
     official = get_preset("official")
-    assert loop.learning_rate(official, 2000, 300_000) == pytest.approx(0.00096)
-    assert loop.learning_rate(official, 10**7, 10**7) == 1e-6
+    assert steps.learning_rate(official, 2000, 300_000) == pytest.approx(0.00096)
+    assert steps.learning_rate(official, 10**7, 10**7) == 1e-6
     cycle = replace(official, schedule="one-cycle", lr=1.0, warmup=0.2)
-    rates = [loop.learning_rate(cycle, step, 100) for step in range(101)]
+    rates = [steps.learning_rate(cycle, step, 100) for step in range(101)]
     assert max(rates) == rates[20] == 1.0
     assert rates[0] == pytest.approx(0.04)
     assert rates[100] == pytest.approx(0.001)
@@ -905,7 +908,7 @@ def test_ctrl_c_stops_between_two_steps_with_a_checkpoint(
     toys: Splits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = loop.start(toy_config(save_every=1e9, epochs=50), tmp_path / "run")
-    step = loop.train_step
+    step = steps.train_step
 
     def interrupted(run: loop.Run) -> loop.Losses:
         if run.step == 4:

@@ -13,6 +13,7 @@ from importlib import import_module
 
 from capsnet import __version__
 from capsnet.errors import UserError, unknown
+from capsnet.group.launch import Launch, launch
 from capsnet.plugins import load_plugin
 
 VERBS = {  # the verb NAME is the function NAME in capsnet.cli.NAME
@@ -81,6 +82,19 @@ def run(words: list[str]) -> int:
     return verb(rest[1:])
 
 
+TOGETHER = ("train", "evaluate", "reproduce")  # the verbs that several processes share
+
+
+def run_together(place: Launch, words: list[str]) -> int:
+    """Run the verb as one of the processes that torchrun has started."""
+    from capsnet.group.member import take_part
+
+    verb = next((word for word in words if word in VERBS), "")
+    if verb and verb not in TOGETHER and place.size > 1:
+        return 2 if place.rank else complain(f"{verb} runs in one process: start it without torchrun.")
+    return take_part(place, lambda: run(words))
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run a verb and return the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
@@ -91,7 +105,8 @@ def main(argv: list[str] | None = None) -> int:
         print(f"capsnet {__version__}")
         return 0
     try:
-        return run(words)
+        place = launch()
+        return run(words) if place is None else run_together(place, words)
     except UserError as error:
         return complain(str(error))
     except BrokenPipeError:  # the reader of a pipe has gone, which is not an error

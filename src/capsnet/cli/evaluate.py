@@ -11,9 +11,11 @@ from capsnet.cli.inputs import splits_for
 from capsnet.errors import UserError
 from capsnet.evaluate import check_names
 from capsnet.evaluate import evaluate as count_errors
+from capsnet.group.base import current
 from capsnet.io import checkpoint
 from capsnet.terminal import Counter, error_text, print_table
 from capsnet.train import loop, precision
+from capsnet.train.facts import facts_of_code, facts_of_model, images_checksum
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,7 @@ class Evaluate:
       capsnet evaluate runs/demo
       capsnet evaluate runs/demo --data mnist --json
       capsnet evaluate multimnist --limit 1000
+      torchrun --nproc-per-node 2 -m capsnet evaluate runs/demo     two processes
     """
 
     model: ModelName
@@ -57,6 +60,9 @@ def evaluate(argv: list[str]) -> int:
     if not len(dataset):
         raise UserError(f"{dataset.name} has no {flags.split} split here: choose another --split.")
     check_names(model, dataset)
+    if current().size > 1:
+        images = {f"images of {dataset.name}": images_checksum(dataset)}
+        current().agree(facts_of_code() | facts_of_model(flags.model) | images)
     chosen = precision.choose(flags.precision, model.config.kind, model.device)
     with Counter("evaluating") as counter, precision.autocast(chosen, model.device):
         found = count_errors(

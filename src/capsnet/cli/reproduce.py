@@ -12,12 +12,14 @@ from typing import Annotated, Any
 
 from tyro.conf import Positional, arg
 
-from capsnet import experiments, plugins
+from capsnet import experiments
 from capsnet.cli.flags import MaybePath, MaybeStr, Switch, parse
+from capsnet.cli.train import command_in_group
 from capsnet.errors import UserError, unknown
 from capsnet.experiments.core.conduct import Show, conduct
 from capsnet.experiments.core.plan import BUDGETS, Experiment, Record, Row, Table, check_budget
 from capsnet.experiments.core.results import Place, Results
+from capsnet.group.base import current
 from capsnet.notice import say
 from capsnet.terminal import print_table
 from capsnet.timing import clock
@@ -66,6 +68,9 @@ class Reproduce:
 
 def reproduce(argv: list[str]) -> int:
     flags = parse(Reproduce, "reproduce", argv)
+    trains = flags.name in experiments.EXPERIMENTS and not (flags.list or flags.model or flags.images)
+    if not (trains or current().leads):
+        return 0
     if flags.list or not flags.name:
         return show_list(flags.json)
     if flags.name == "report":
@@ -103,7 +108,7 @@ def run(experiment: Experiment, flags: Reproduce) -> int:
         results = conduct(experiment, flags.budget, flags.seeds, only=flags.only, show=show)
     except KeyboardInterrupt:
         words = ["reproduce", experiment.name, "--budget", flags.budget, "--seeds", str(flags.seeds)]
-        say(f"stopped; resume with: {plugins.command(*words)}")
+        say(f"stopped; resume with: {command_in_group(*words)}")
         return 130
     if flags.json:
         rows = [row.to_json() for row in results.rows]

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from tyro.conf import arg
 
 from capsnet import data, plugins
 from capsnet.cli.flags import MaybePath, Switch, parse, take_one
 from capsnet.errors import UserError
+from capsnet.experiments.core.conduct import same_training
+from capsnet.group.base import current
+from capsnet.io import checkpoint
+from capsnet.io.records import Certificate
 from capsnet.io.transfer import starting_from
 from capsnet.models.config import ModelConfig
 from capsnet.models.registry import MODELS
@@ -39,6 +45,7 @@ class Train:
       capsnet train --model.routing.iterations 1 --loss.reconstruction 0
       capsnet train --plugin mine.py --model.routing mine     your own routing algorithm (--model NAME: your own model)
       capsnet train --resume runs/paper-1                     continue an interrupted run
+      torchrun --nproc-per-node 2 -m capsnet train            two processes (see docs/distributed.md)
     """
 
     out: MaybePath = None
@@ -62,10 +69,36 @@ def train(argv: list[str]) -> int:
     flags = parse(Train, "train", rest, default=Train(config=defaults(name, rest)))
     if flags.resume:
         refuse_settings(argv)
-        return run_to_end(loop.resume(flags.resume), flags)
+    if (again := taken_up(flags, name)) and runs.has_finished(again):
+        return show_finished(again, flags.json)
+    if folder := again or flags.resume:
+        return run_to_end(loop.resume(folder), flags)
     if flags.out:
         return run_to_end(loop.start(flags.config, flags.out), flags)
-    return run_to_end(start_beside(flags.config, f"{name}-{data.parse(flags.config.data).info.name}"), flags)
+    return run_to_end(start_beside(flags.config, default_name(flags, name)), flags)
+
+
+def default_name(flags: Train, preset: str) -> str:
+    return f"{preset}-{data.parse(flags.config.data).info.name}"
+
+
+def taken_up(flags: Train, preset: str) -> Path | None:
+    """The folder in which this command began before torchrun restarted it; None if it had not begun, or is new."""
+    group = current()
+    if not group.restarts:
+        return None
+    if flags.resume:
+        return flags.resume
+    found = group.from_leader(lambda: begun_folder(flags, preset))
+    return Path(found) if found else None
+
+
+def begun_folder(flags: Train, preset: str) -> str:
+    """The last folder that this command could have chosen and that has its settings; empty if there is none."""
+    chosen = [flags.out] if flags.out else itertools.takewhile(Path.exists, folders(default_name(flags, preset)))
+    files = [folder / runs.CONFIG_FILE for folder in chosen]
+    same = [file.parent for file in files if file.exists() and same_training(checkpoint.read_json(file), flags.config)]
+    return str(same[-1]) if same else ""
 
 
 def take_preset(argv: list[str]) -> tuple[str, list[str]]:
@@ -115,12 +148,26 @@ def refuse_settings(argv: list[str]) -> None:
 
 def start_beside(config: Config, name: str) -> loop.Run:
     """Start a run in runs/NAME, or in runs/NAME-2, -3, … if that exists."""
-    for number in itertools.count(1):
-        try:
-            return loop.start(config, Path("runs") / (name if number == 1 else f"{name}-{number}"))
-        except runs.Taken:
-            continue
+    for folder in folders(name):
+        free = current().from_leader(lambda folder=folder: is_free(folder))  # type: ignore[misc]
+        with suppress(runs.Taken):  # another process may be faster
+            if free:
+                return loop.start(config, folder)
     raise AssertionError("there is always a next number")
+
+
+def folders(name: str) -> Iterator[Path]:
+    """runs/NAME, runs/NAME-2, runs/NAME-3, …"""
+    yield Path("runs") / name
+    yield from (Path("runs") / f"{name}-{number}" for number in itertools.count(2))
+
+
+def is_free(folder: Path) -> bool:
+    try:
+        runs.check_free(folder)
+    except runs.Taken:
+        return False
+    return True
 
 
 def run_to_end(run: loop.Run, flags: Train) -> int:
@@ -137,11 +184,18 @@ def run_to_end(run: loop.Run, flags: Train) -> int:
     try:
         result = loop.train(run, watchers)
     except KeyboardInterrupt:
-        again = plugins.command("train", "--resume", str(run.folder))
+        again = command_in_group("train", "--resume", str(run.folder))
         say(f"stopped after step {run.step} of {run.steps}; resume with: {again}")
         return 130
-    show_result(result, flags.json)
+    if run.group.leads:
+        show_result(result.folder, result.evaluation.summary(), result.certificate, flags.json)
     return 0
+
+
+def command_in_group(*words: str) -> str:
+    """A command for the user to copy, for as many processes as there are now."""
+    command, size = plugins.command(*words), current().size
+    return command if size == 1 else command.replace("capsnet", f"torchrun --nproc-per-node {size} -m capsnet", 1)
 
 
 class Page(loop.Watcher):
@@ -164,12 +218,19 @@ def write_report(result: loop.Result) -> None:
     )  # fmt: skip
 
 
-def show_result(result: loop.Result, as_json: bool) -> None:
-    summary = result.evaluation.summary()
+def show_finished(folder: Path, as_json: bool) -> int:
+    """Show the result of a run that had finished when torchrun restarted the group."""
+    if current().leads:
+        record = checkpoint.read_json(folder / "results.json")
+        show_result(folder, record["test"], Certificate.from_json(record["certificate"]), as_json)
+    return 0
+
+
+def show_result(folder: Path, summary: dict[str, Any], certificate: Certificate, as_json: bool) -> None:
     if as_json:
-        print(json.dumps({"run": str(result.folder), "test": summary, "certificate": result.certificate.to_json()}))
+        print(json.dumps({"run": str(folder), "test": summary, "certificate": certificate.to_json()}))
         return
-    print(f"test error {error_text(summary)}, trained in {clock(result.certificate.seconds)}")
-    for path in sorted(result.folder.iterdir()):
+    print(f"test error {error_text(summary)}, trained in {clock(certificate.seconds)}")
+    for path in sorted(folder.iterdir()):
         if path.name in ("model.safetensors", "report.html", "results.json"):
             print(f"  {path}")

@@ -2,12 +2,14 @@
 
 The paper shifts MNIST digits by up to 2 pixels with zero padding and does nothing else (section 5), which is
 `Augment(shift=2)`; the other fields are ours. All random numbers come from a CPU generator, so the result does not
-depend on the device.
+depend on the device. They are drawn for the whole batch before any image is touched, so that a process which has a part
+of the batch augments its images as a process with all of them would.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Generator, Tensor
@@ -17,21 +19,63 @@ from capsnet.data.augmentation import Augment
 from capsnet.errors import UserError
 
 
-def augment(images: Tensor, spec: Augment, generator: Generator) -> Tensor:
-    """An augmented copy of float images (b, c, h, w). A shift alone keeps every value exactly."""
-    b, side = len(images), min(images.shape[2:])
-    if spec.shift >= side:
-        raise UserError(f"a shift of {spec.shift} pixels can push images of {side} pixels out of view: lower it.")
+@dataclass(frozen=True)
+class Draws:
+    """What augmentation does to each image of a batch: tensors with the images as their first axis."""
+
+    move: Tensor  # (b, 2) pixels down and to the right
+    flipped: Tensor  # (b,) bool
+    affine: Tensor | None = None  # (b, 2, 3) maps output positions to input positions
+    bend: Tensor | None = None  # (b, 2, 4, 4) elastic distortion, in pixels
+    warped: Tensor | None = None  # (b,) bool: which images are warped and not only shifted; None for all
+    corner: Tensor | None = None  # (b, 2) top and left of the erased square
+
+    def of(self, part: slice) -> Draws:
+        """The draws for some images of the batch."""
+        rest = (self.affine, self.bend, self.warped, self.corner)
+        return Draws(self.move[part], self.flipped[part], *(None if value is None else value[part] for value in rest))
+
+
+def draw(b: int, h: int, w: int, spec: Augment, generator: Generator) -> Draws:
+    """The draws for b images of h×w pixels."""
     # Drawn whether used or not, so that switching one on does not change the other
     move = torch.randint(-spec.shift, spec.shift + 1, (2, b), generator=generator)
     flipped = torch.rand(b, generator=generator) < 0.5
-    if spec.flip:
-        images = torch.where(flipped.to(images.device).view(b, 1, 1, 1), images.flip(3), images)
+    affine = bend = warped = corner = None
     if spec.warps:
-        images = warp_some(images, spec, move, generator)
+        affine = _affine(spec, move, h, w, generator)
+        bend = torch.randn(b, 2, 4, 4, generator=generator) * spec.elastic if spec.elastic else None
+        warped = torch.rand(b, generator=generator) < spec.share if spec.share != 1 else None
+    if spec.erase:
+        top = torch.randint(0, h - spec.erase + 1, (b,), generator=generator)
+        corner = torch.stack([top, torch.randint(0, w - spec.erase + 1, (b,), generator=generator)], 1)
+    return Draws(move.T, flipped, affine, bend, warped, corner)
+
+
+def augment(images: Tensor, spec: Augment, generator: Generator, part: slice | None = None, of: int = 0) -> Tensor:
+    """An augmented copy of float images (b, c, h, w). A shift alone keeps every value exactly.
+
+    If the images are a part of a batch of `of` images, they are augmented as in the whole batch.
+    """
+    h, w = images.shape[2:]
+    check_sizes(spec, h, w)
+    draws = draw(len(images) if part is None else of, h, w, spec, generator)
+    draws = draws if part is None else draws.of(part)
+    if spec.flip:
+        images = torch.where(draws.flipped.to(images.device).view(-1, 1, 1, 1), images.flip(3), images)
+    if spec.warps:
+        images = warp_some(images, spec, draws)
     elif spec.shift:
-        images = shift_by(images, move[0], move[1])
-    return erase(images, spec.erase, generator) if spec.erase else images
+        images = shift_by(images, *draws.move.unbind(1))
+    return images if draws.corner is None else erase(images, spec.erase, draws.corner)
+
+
+def check_sizes(spec: Augment, h: int, w: int) -> None:
+    """Refuse to shift or to erase more than the images have."""
+    if spec.shift >= min(h, w):
+        raise UserError(f"a shift of {spec.shift} pixels can push images of {min(h, w)} pixels out of view: lower it.")
+    if spec.erase > min(h, w):
+        raise UserError(f"erase={spec.erase} is larger than the images, which are {h}×{w}: lower it.")
 
 
 def shift_by(images: Tensor, down: Tensor, right: Tensor) -> Tensor:
@@ -47,34 +91,31 @@ def shift_by(images: Tensor, down: Tensor, right: Tensor) -> Tensor:
     return padded.flatten(2).gather(2, index).view(b, c, h, w)
 
 
-def warp_some(images: Tensor, spec: Augment, move: Tensor, generator: Generator) -> Tensor:
+def warp_some(images: Tensor, spec: Augment, draws: Draws) -> Tensor:
     """Warp a random share of the images and only shift the others."""
-    warped = warp(images, spec, move, generator)
-    if spec.share == 1:
+    warped = warp(images, spec, draws)
+    if draws.warped is None:
         return warped
-    chosen = torch.rand(len(images), generator=generator) < spec.share
-    return torch.where(chosen.to(images.device).view(-1, 1, 1, 1), warped, shift_by(images, move[0], move[1]))
+    chosen = draws.warped.to(images.device).view(-1, 1, 1, 1)
+    return torch.where(chosen, warped, shift_by(images, *draws.move.unbind(1)))
 
 
-def warp(images: Tensor, spec: Augment, move: Tensor, generator: Generator) -> Tensor:
-    """Rotate, scale, shear, distort and shift by (2, b) in one interpolation, padding with zeros."""
+def warp(images: Tensor, spec: Augment, draws: Draws) -> Tensor:
+    """Rotate, scale, shear, distort and shift in one interpolation, padding with zeros."""
     b, _, h, w = images.shape
-    grid = F.affine_grid(_affine(spec, move, h, w, generator), [b, 1, h, w], align_corners=False)
-    if spec.elastic:
-        coarse = torch.randn(b, 2, 4, 4, generator=generator) * spec.elastic
-        bend = F.interpolate(coarse, (h, w), mode="bicubic", align_corners=True).permute(0, 2, 3, 1)
+    assert draws.affine is not None
+    grid = F.affine_grid(draws.affine, [b, 1, h, w], align_corners=False)
+    if draws.bend is not None:
+        bend = F.interpolate(draws.bend, (h, w), mode="bicubic", align_corners=True).permute(0, 2, 3, 1)
         grid = grid + bend * torch.tensor([2 / w, 2 / h])  # pixels to grid coordinates of −1 to 1
     warped = F.grid_sample(images, grid.to(images), mode=spec.interpolation, align_corners=False)
     return warped.clamp(0, 1) if spec.interpolation == "bicubic" else warped  # bicubic overshoots at edges
 
 
-def erase(images: Tensor, side: int, generator: Generator) -> Tensor:
-    """Set a random square with this side to zero in each image; the square lies inside the image."""
+def erase(images: Tensor, side: int, corner: Tensor) -> Tensor:
+    """Set the square with this side and corner (b, 2) to zero in each image."""
     b, _, h, w = images.shape
-    if side > min(h, w):
-        raise UserError(f"erase={side} is larger than the images, which are {h}×{w}: lower it.")
-    top = torch.randint(0, h - side + 1, (b, 1), generator=generator)
-    left = torch.randint(0, w - side + 1, (b, 1), generator=generator)
+    top, left = corner[:, :1], corner[:, 1:]
     rows = (torch.arange(h) >= top) & (torch.arange(h) < top + side)
     columns = (torch.arange(w) >= left) & (torch.arange(w) < left + side)
     inside = rows.view(b, 1, h, 1) & columns.view(b, 1, 1, w)

@@ -47,17 +47,22 @@ class Batches:
         """Steps in an epoch."""
         return len(self.dataset) // self.batch_size
 
-    def batch(self, step: int) -> Batch:
-        """The batch of a step, counted from 0 over all epochs; always the same for the same step."""
+    def batch(self, step: int, part: slice | None = None) -> Batch:
+        """The batch of a step, counted from 0 over all epochs; always the same for the same step.
+
+        A `part` of it has the images that these places have in the whole batch, augmented in the same way.
+        """
         if step < 0:
             raise UserError(f"step should be 0 or more, not {step}.")
         epoch, place = divmod(step, len(self))
-        order, size = self._permutation(epoch), self.batch_size
-        index = order[place * size : (place + 1) * size]
-        self.dataset.expect(order[(place + 1) * size : (place + 2) * size])
+        order, size, places = self._permutation(epoch), self.batch_size, part or slice(None)
+        index = order[place * size : (place + 1) * size][places]
+        self.dataset.expect(order[(place + 1) * size : (place + 2) * size][places])
         batch = self.dataset.gather(index + epoch * len(self.dataset) if self.dataset.endless else index)
         spec = self.augment.at(step / (self.epochs * len(self)))
-        return batch if spec == Augment() else augment_batch(batch, spec, generator(self.seed, "augment", step))
+        if spec == Augment():
+            return batch
+        return augment_batch(batch, spec, generator(self.seed, "augment", step), part, self.batch_size)
 
     def _permutation(self, epoch: int) -> Tensor:
         if self._order[0] != epoch:
@@ -67,14 +72,17 @@ class Batches:
         return self._order[1]
 
 
-def in_order(dataset: Examples, batch_size: int, limit: int | None = None) -> Iterator[Batch]:
+def in_order(
+    dataset: Examples, batch_size: int, limit: int | None = None, part: slice | None = None
+) -> Iterator[Batch]:
     """Every example once, in order and without augmentation, including the last partial batch.
 
-    With a `limit`, that many evenly spaced examples.
+    With a `limit`, that many evenly spaced examples; with a `part`, those of them at these places.
     """
     if batch_size < 1:
         raise UserError(f"batch_size should be at least 1, not {batch_size}.")
     chosen = dataset.numbers() if limit is None else dataset.sample(limit)
+    chosen = chosen if part is None else chosen[part]
     parts = chosen.split(batch_size) if len(chosen) else ()
     for number, index in enumerate(parts, 1):
         for after in parts[number : number + 1]:
@@ -82,11 +90,11 @@ def in_order(dataset: Examples, batch_size: int, limit: int | None = None) -> It
         yield dataset.gather(index)
 
 
-def augment_batch(batch: Batch, spec: Augment, random: Generator) -> Batch:
-    """Augment the images of a batch, and their parts in the same way."""
+def augment_batch(batch: Batch, spec: Augment, random: Generator, part: slice | None = None, of: int = 0) -> Batch:
+    """Augment the images of a batch, and their parts in the same way; see `augment` for a part of a batch."""
     if batch.parts is None:
-        return replace(batch, images=augment(batch.images, spec, random))
+        return replace(batch, images=augment(batch.images, spec, random, part, of))
     b, k, c, h, w = batch.parts.shape
     layers = torch.cat([batch.images[:, None], batch.parts], 1).flatten(1, 2)  # augmented alike
-    augmented = augment(layers, spec, random).view(b, k + 1, c, h, w)
+    augmented = augment(layers, spec, random, part, of).view(b, k + 1, c, h, w)
     return replace(batch, images=augmented[:, 0], parts=augmented[:, 1:])

@@ -33,6 +33,7 @@ class Certificate:
     epochs: float | None = None
     training_images: int | None = None
     device: str | None = None
+    processes: int | None = None
     validation_error_percent: float | None = None
     images: dict[str, int] | None = None
     """Checksums of each split of the user's images."""

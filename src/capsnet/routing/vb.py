@@ -40,6 +40,7 @@ import torch
 from torch import Tensor, nn
 
 from capsnet.nn.functional import at_least_float32
+from capsnet.nn.shares import moments, synchronised
 from capsnet.routing.base import Parents, Routed, Sizes, Trace, register
 from capsnet.routing.gaussian import GaussianRouting, Moments
 from capsnet.routing.options import IterativeOptions
@@ -141,8 +142,8 @@ class VBRouting(GaussianRouting):
     def norm(self, x: Tensor, keep: bool) -> Tensor:
         """Batch normalisation of x (b, j); a single example is normalised by the running statistics."""
         mean, var = at_least_float32(self.running_mean), at_least_float32(self.running_var)
-        if self.training and len(x) > 1:
-            mean, var = x.mean(0), x.var(0, unbiased=False)
+        if self.training and (len(x) > 1 or synchronised()):
+            mean, var, _ = moments(x)
             if keep:
                 with torch.no_grad():
                     self.running_mean.lerp_(mean.to(self.running_mean.dtype), MOMENTUM)

@@ -40,7 +40,8 @@ class TrainingBar(Watcher):
         self.progress.update(self.task, total=run.steps, completed=run.step)
 
     def place(self, run: Run) -> str:
-        return f"on {run.device}, in {run.folder}"
+        processes = f" in {run.group.size} processes" if run.group.size > 1 else ""
+        return f"on {run.device}{processes}, in {run.folder}"
 
     def moved(self, run: Run) -> None:
         self.progress.update(self.task, completed=run.step)

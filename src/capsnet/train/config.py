@@ -39,7 +39,12 @@ class Config:
     epochs: float = 10
     """Number of epochs; may be fractional, such as 2.5."""
     batch_size: int = 128
-    """Images per step."""
+    """Images per step, over all processes."""
+    accumulate: int = 1
+    """Compute a step's batch in this many parts and add up their gradients: needs less memory and takes the same step,
+    except that batch norms see one part at a time."""
+    sync_norm: bool = True
+    """With several processes (torchrun), compute batch norms over the images of all of them."""
     optimizer: Literal["adam", "adamw"] = "adam"
     """Optimiser: Adam, or Adam with decoupled weight decay."""
     lr: float = 0.001
@@ -76,7 +81,7 @@ class Config:
     """Augmentation of the training images; validation and test images are never augmented."""
 
     def __post_init__(self) -> None:
-        check_range(self, 1, MOST, "batch_size")
+        check_range(self, 1, MOST, "batch_size", "accumulate")
         check_range(self, 0.001, WIDEST, "epochs")
         if self.epochs == int(self.epochs):
             object.__setattr__(self, "epochs", int(self.epochs))  # shown as 2, not as 2.0

@@ -4,11 +4,13 @@ Interruptions do not change the result. Batch, augmentation, dropout and learnin
 so the state of a run is its weights, the optimiser's moments and the step number; a run that is killed at any moment
 and resumed from its last checkpoint ends with bit-identical weights. Early stopping uses the validation split; the test
 set is evaluated once, after the last step.
+
+Several processes (`capsnet.group`) all run this loop. Each computes its share of a step's batch, and the gradients are
+added up before the optimiser's step, so that the weights are the same everywhere. Rank 0 alone writes files.
 """
 
 from __future__ import annotations
 
-import math
 import signal
 import threading
 import time
@@ -19,61 +21,36 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from capsnet.data import Batch, Batches, Splits
+from capsnet.data import Batches, Splits
 from capsnet.data import load as load_data
 from capsnet.data import parse as parse_data
-from capsnet.data.seeds import generator
 from capsnet.data.splits import fingerprint
 from capsnet.errors import UserError
 from capsnet.evaluate import Evaluation, evaluate
 from capsnet.files import Lock, remove_leftovers, sha256
+from capsnet.group import base as group
 from capsnet.io import checkpoint
 from capsnet.io.leakage import check_unseen
 from capsnet.io.records import Certificate
 from capsnet.io.transfer import open_teacher, start_from
 from capsnet.models.base import Losses, Model
 from capsnet.models.registry import build
-from capsnet.nn.losses import teacher_loss
+from capsnet.nn.shares import prepare as prepare_for_shares
 from capsnet.notice import say
 from capsnet.routing.base import Routing
 from capsnet.train import precision, runs
 from capsnet.train.config import Config
+from capsnet.train.facts import facts
 from capsnet.train.records import from_dict, to_dict
-from capsnet.train.runs import Run, gone_bad, require_finite
+from capsnet.train.runs import Run, require_finite
+from capsnet.train.steps import learning_rate, own_randomness, train_step
 
 LOG_EVERY = 20  # steps per line of metrics.jsonl
 SHORT = 5.0  # seconds: shorter epochs share a checkpoint, because small datasets have hundreds of epochs
 # messages of PyTorch's CPU allocators, which raise no specific exception
 NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory", "Storage size calculation overflowed")
-
-
-def compute_loss(
-    model: Model, batch: Batch, config: Config, teacher: Model | None = None, progress: float = 1.0
-) -> Losses:
-    """The model's own loss and, with a teacher, how far the activations are from the teacher's."""
-    output = model(batch.images)
-    losses = model.loss(output, batch, config.loss, progress)
-    if teacher is None:
-        return losses
-    with torch.no_grad():
-        taught = teacher(batch.images).activations
-    apart = teacher_loss(output.activations, taught)
-    return losses._replace(total=losses.total + config.loss.teacher * apart, teacher=apart)
-
-
-def learning_rate(config: Config, step: int, steps: int) -> float:
-    """The learning rate at a step, of `steps` in total."""
-    if config.schedule == "exponential":
-        return max(config.lr * 0.96 ** (step / 2000), 1e-6)
-    if config.schedule == "one-cycle":
-        peak = max(1, round(config.warmup * steps))
-        if step < peak:
-            return config.lr * (0.04 + 0.96 * step / peak)
-        done = (step - peak) / max(1, steps - peak)
-        return config.lr * (0.001 + 0.999 * (1 + math.cos(math.pi * done)) / 2)
-    return config.lr
 
 
 class Watcher:
@@ -101,10 +78,11 @@ class Result:
 
 def start(config: Config, folder: Path, *, stem: nn.Module | None = None) -> Run:
     """Start a run in a new or empty folder; `stem` is the stem of a capsule network that is given in Python."""
-    runs.check_free(folder)  # fail before the data are read; `claim` checks again
+    group.current().from_leader(lambda: runs.check_free(folder))  # before the data are read; `claim` checks again
     run = begin(config, folder, stem)
-    run.lock = runs.claim(folder)
-    checkpoint.write_json(folder / runs.CONFIG_FILE, to_dict(run.config))
+    if run.group.leads:
+        run.lock = runs.claim(folder)
+        checkpoint.write_json(folder / runs.CONFIG_FILE, to_dict(run.config))
     run.save()
     return run
 
@@ -114,43 +92,75 @@ def resume(folder: Path, *, stem: nn.Module | None = None) -> Run:
 
     A run that was started with a `stem` needs such a module again.
     """
-    if not runs.can_go_on(folder) and not runs.has_finished(folder):
-        raise UserError(f"there is no run to resume in {folder}: check the path.")
-    lock = Lock(folder)
-    try:
+    with ExitStack() as if_it_fails:
+        lock = None
+        if group.current().leads:
+            if not runs.can_go_on(folder) and not runs.has_finished(folder):
+                raise UserError(f"there is no run to resume in {folder}: check the path.")
+            lock = Lock(folder)
+            if_it_fails.callback(lock.release)
         run = reopen(folder, stem)
-    except BaseException:
-        lock.release()
-        raise
+        if_it_fails.pop_all()
     run.lock = lock
     return run
 
 
 def reopen(folder: Path, stem: nn.Module | None = None) -> Run:
-    """What `resume` does once the folder is locked."""
+    """What `resume` does once the folder is locked. Rank 0 reads the state and tells the other processes."""
+    processes = group.current()
+    tensors, record = saved_state(folder) if processes.leads else ({}, {})
+    record = processes.from_leader(lambda: record)
+    tensors = processes.tensors_from_leader(tensors)
+    if "state" not in record:
+        run = begin(from_dict(record["config"]), folder, stem)
+        run.save()
+    else:
+        run = prepare(from_dict(record["config"]), folder, stem)
+        check_unchanged(run, record)
+        run.restore(tensors, record["state"])
+        run.origin = record.get("origin", {})
+        tell_other_size(run, record.get("processes", 1))
+    if processes.leads:
+        runs.forget_metrics_after(folder, run.step)
+    return run
+
+
+def saved_state(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors and the record of the last checkpoint; the config alone if there is none yet."""
     state = folder / checkpoint.STATE_FILE
     if runs.has_finished(folder):
         raise UserError(f"the run in {folder} has finished: there is nothing to resume.")
     remove_leftovers(folder)
     if not state.exists() and not runs.read_metrics(folder):
-        run = begin(from_dict(checkpoint.read_json(folder / runs.CONFIG_FILE)), folder, stem)
-        run.save()
-    else:
-        tensors, record = checkpoint.read_tensors(state)
-        if not all(isinstance(record.get(part), dict) for part in ("config", "state")):
-            raise UserError(f"{state} contains no resumable run: start a new one.")
-        run = prepare(from_dict(record["config"]), folder, stem)
-        if record.get("taught_by", {}) != run.taught_by:
-            raise UserError(f"{run.config.teacher}, the teacher of the run in {folder}, has changed: start a new run.")
-        if record.get("images", run.images) != run.images:
-            raise UserError(
-                f"{run.config.data} has changed since the run in {folder} started, so it may have trained on test "
-                f"images: restore the images, or start a new run."
-            )
-        run.restore(tensors, record["state"])
-        run.origin = record.get("origin", {})
-    runs.forget_metrics_after(folder, run.step)
-    return run
+        return {}, {"config": checkpoint.read_json(folder / runs.CONFIG_FILE)}
+    tensors, record = checkpoint.read_tensors(state)
+    if not all(isinstance(record.get(part), dict) for part in ("config", "state")):
+        raise UserError(f"{state} contains no resumable run: start a new one.")
+    return tensors, record
+
+
+def check_unchanged(run: Run, record: dict[str, Any]) -> None:
+    """Refuse to continue with another teacher or other images than the run started with."""
+    if record.get("taught_by", {}) != run.taught_by:
+        raise UserError(f"{run.config.teacher}, the teacher of the run in {run.folder}, has changed: start a new run.")
+    if record.get("images", run.images) != run.images:
+        raise UserError(
+            f"{run.config.data} has changed since the run in {run.folder} started, so it may have trained on test "
+            f"images: restore the images, or start a new run."
+        )
+
+
+def tell_other_size(run: Run, before: int) -> None:
+    """Say that a run continues with another number of processes."""
+    if before != run.group.size:
+        say(
+            f"This run had {counted(before)} until step {run.step} and continues with {run.group.size}: the steps are "
+            f"the same up to rounding, so the final weights will not be bit-identical."
+        )
+
+
+def counted(processes: int) -> str:
+    return "1 process" if processes == 1 else f"{processes} processes"
 
 
 def begin(config: Config, folder: Path, stem: nn.Module | None = None) -> Run:
@@ -181,6 +191,8 @@ def prepare(config: Config, folder: Path, stem: nn.Module | None = None) -> Run:
         )  # fmt: skip
     run = assemble(config, folder, splits, stem)
     run.images = fingerprint(splits, config.data)
+    if run.group.size > 1:
+        run.group.agree(facts(run))
     return run
 
 
@@ -204,10 +216,21 @@ def assemble(config: Config, folder: Path, splits: Splits, stem: nn.Module | Non
         model.classes, model.multi_label = train.classes, train.multi_label
         batches = Batches(train.to(device), config.batch_size, config.seed, config.augment, epochs=config.epochs)
     run = Run(folder, config, splits, model, build_optimizer(model, config), batches)
+    share_batches(run)
     if config.teacher:
         run.teacher = open_teacher(config.teacher, model)
         run.taught_by = {"model": config.teacher, "sha256": sha256(checkpoint.model_file(config.teacher))}
     return run
+
+
+def share_batches(run: Run) -> None:
+    """Make a run ready for batches that are computed in parts or by several processes."""
+    several = run.group.size > 1
+    run.group.shares(run.batches.batch_size, run.config.accumulate)  # refuses batches that are too small
+    if several or run.config.accumulate > 1:
+        prepare_for_shares(run.model)
+    if several:
+        run.gradients = run.group.gradients(list(run.learnt().values()))
 
 
 def build_optimizer(model: Model, config: Config) -> torch.optim.Optimizer:
@@ -241,14 +264,6 @@ def decayed_parameters(model: Model) -> set[str]:
 
 
 @contextmanager
-def own_randomness(seed: int, device: torch.device) -> Iterator[None]:
-    """Seed the random numbers inside the context and restore the caller's generator afterwards."""
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(seed)
-        yield
-
-
-@contextmanager
 def enough_memory(config: Config) -> Iterator[None]:
     """Turn an out-of-memory error into advice on what needs less memory."""
     try:
@@ -257,8 +272,8 @@ def enough_memory(config: Config) -> Iterator[None]:
         if not isinstance(error, MemoryError | torch.OutOfMemoryError) and not any(w in str(error) for w in NO_MEMORY):
             raise
         raise UserError(
-            f"there is not enough memory for this run: start a new one with a --batch-size below "
-            f"{config.batch_size}, a smaller --image-size or decoder, or with --model.shared."
+            f"there is not enough memory for this run: start a new one with --accumulate {2 * config.accumulate}, a "
+            f"--batch-size below {config.batch_size}, a smaller --image-size or decoder, or with --model.shared."
         ) from None
 
 
@@ -277,7 +292,9 @@ def train_and_validate(run: Run, watchers: list[Watcher] | None = None) -> Evalu
         raise UserError(f"{run.splits.train.name} has no validation images to evaluate on: set --validation above 0.")
     with watched(run, watchers):
         train_weights(run, watchers)
-        return evaluate(checked_model(run), run.splits.validation)
+        model = checked_model(run)
+        run.group.align(model)
+        return evaluate(model, run.splits.validation)
 
 
 def train_weights(run: Run, watchers: list[Watcher]) -> None:
@@ -296,6 +313,8 @@ def checked_model(run: Run) -> Model:
 @contextmanager
 def watched(run: Run, watchers: list[Watcher]) -> Iterator[None]:
     """Start the callbacks; at the end, also after an error, close them and unlock the folder."""
+    if not run.group.leads:
+        watchers.clear()
     with ExitStack() as at_the_end, enough_memory(run.config):
         if run.lock:
             at_the_end.callback(run.lock.release)
@@ -310,6 +329,12 @@ def loop(run: Run, watchers: list[Watcher], stop: Callable[[], bool]) -> None:
     """Run steps, epochs and checkpoints until the last step or early stopping."""
     saved = started = time.monotonic()
     before = run.seconds
+
+    def since(seconds: float) -> bool:
+        return time.monotonic() - saved > seconds
+
+    every, short = run.config.save_every, SHORT
+    stop, due, worthwhile = run.group.together(stop, lambda: since(every), lambda: since(short))
     while run.step < run.steps and not stopped_early(run):
         losses = train_step(run)
         run.seconds = before + time.monotonic() - started
@@ -323,45 +348,10 @@ def loop(run: Run, watchers: list[Watcher], stop: Callable[[], bool]) -> None:
         if stop():
             run.save()
             raise KeyboardInterrupt
-        since, at_the_end = time.monotonic() - saved, run.step == run.steps or stopped_early(run)
-        if since > run.config.save_every or (at_epoch_end and (since > SHORT or at_the_end)):
+        at_the_end = run.step == run.steps or stopped_early(run)
+        if due() or (at_epoch_end and (worthwhile() or at_the_end)):
             run.save()
             saved = time.monotonic()
-
-
-def train_step(run: Run) -> Losses:
-    """One batch and one optimiser step."""
-    config, step = run.config, run.step
-    run.model.train()
-    batch = run.batches.batch(step)
-    dropout = generator(config.seed, "dropout", step).initial_seed()
-    with own_randomness(dropout, run.device), precision.autocast(config.precision, run.device):
-        losses = compute_loss(run.model, batch, config, run.teacher, step / run.steps)
-    if not math.isfinite(losses.total.item()):
-        raise gone_bad(run, f"the loss became {losses.total.item()} at step {step}")
-    run.optimizer.zero_grad(set_to_none=True)
-    losses.total.backward()
-    if config.clip:
-        torch.nn.utils.clip_grad_norm_(run.model.parameters(), config.clip)
-    for group in run.optimizer.param_groups:
-        group["lr"] = learning_rate(config, step, run.steps)
-    run.optimizer.step()
-    run.step += 1
-    update_average(run)
-    return losses
-
-
-@torch.no_grad()
-def update_average(run: Run) -> None:
-    """Update the exponential moving average of the weights; its horizon grows from 0."""
-    if not run.config.average:
-        return
-    decay = min(run.config.average, run.step / (run.step + 9))
-    for name, value in run.model.state_dict().items():
-        if name not in run.average or not value.is_floating_point():
-            run.average[name] = value.clone()
-        else:
-            run.average[name].lerp_(value, 1 - decay)
 
 
 def stopped_early(run: Run) -> bool:
@@ -391,7 +381,9 @@ def epoch_record(run: Run) -> dict[str, Any]:
     """The record of an epoch: the validation error; the best weights are kept for early stopping."""
     error = None
     if len(run.splits.validation):
-        error = evaluate(run.averaged_model(), run.splits.validation).error_percent
+        model = run.averaged_model()
+        run.group.align(model)
+        error = evaluate(model, run.splits.validation).error_percent
         if error < run.best_error:
             run.best_error, run.best_epoch = error, run.epoch
             if run.config.patience:
@@ -408,6 +400,8 @@ def epoch_record(run: Run) -> dict[str, Any]:
 
 def tell(run: Run, watchers: list[Watcher], record: dict[str, Any]) -> None:
     """Append a record to metrics.jsonl and pass it to the callbacks."""
+    if not run.group.leads:
+        return
     runs.append_metrics(run.folder, record)
     for watcher in watchers:
         (watcher.stepped if record["kind"] == "train" else watcher.epoch_ended)(run, record)
@@ -421,17 +415,26 @@ def finish(run: Run, watchers: list[Watcher]) -> Result:
         for watcher in watchers:
             watcher.evaluated(done, n)
 
+    run.group.align(model)
     evaluation = evaluate(model, run.splits.test, on_batch=on_batch)
     certificate = birth_certificate(run)
-    checkpoint.write_json(
-        run.folder / "results.json", {"test": evaluation.summary(), "certificate": certificate.to_json()}
-    )
-    checkpoint.save_model(run.folder / checkpoint.MODEL_FILE, model, certificate)
     result = Result(run.folder, model, run.splits, evaluation, certificate)
+    if run.group.leads:
+        with group.member_of(group.ONE):
+            write_results(result, watchers)
+    run.group.barrier()  # the files of a finished run are there for all
+    return result
+
+
+def write_results(result: Result, watchers: list[Watcher]) -> None:
+    folder, certificate = result.folder, result.certificate
+    checkpoint.write_json(
+        folder / "results.json", {"test": result.evaluation.summary(), "certificate": certificate.to_json()}
+    )
+    checkpoint.save_model(folder / checkpoint.MODEL_FILE, result.model, certificate)
     for watcher in watchers:
         watcher.finished(result)
-    (run.folder / checkpoint.STATE_FILE).unlink(missing_ok=True)
-    return result
+    (folder / checkpoint.STATE_FILE).unlink(missing_ok=True)
 
 
 def birth_certificate(run: Run) -> Certificate:
@@ -443,6 +446,7 @@ def birth_certificate(run: Run) -> Certificate:
         epochs=run.epoch,
         training_images=len(run.splits.train),
         device=str(run.device),
+        processes=run.group.size if run.group.size > 1 else None,
         validation_error_percent=run.best_error if run.best else last_validation_error(run),
         images=run.images or None,
         started_from=run.origin or None,
@@ -461,7 +465,7 @@ def choose_device(name: str) -> torch.device:
     cuda, mps = torch.cuda.device_count(), int(torch.backends.mps.is_available())
     available = {"cuda": cuda, "mps": mps, "cpu": 1}
     if name == "auto":
-        return torch.device(next(kind for kind, number in available.items() if number))
+        return group.device_of(next(kind for kind, number in available.items() if number))
     try:
         device = torch.device(name)
     except RuntimeError:  # a name that PyTorch does not know
@@ -469,7 +473,7 @@ def choose_device(name: str) -> torch.device:
     if (device.index or 0) >= available.get(device.type, 0):
         here = ", ".join(kind for kind, number in available.items() if number)
         raise UserError(f"there is no device '{name}' here; the choices are: auto, {here}.")
-    return device
+    return group.device_of(name) if device.index is None else device
 
 
 @contextmanager

@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from capsnet.data import Batches, Splits
 from capsnet.errors import UserError
 from capsnet.files import LOCK_FILE, Lock, Taken, leftovers, remove_leftovers, write_bytes
+from capsnet.group.base import Group, current
 from capsnet.io import checkpoint
 from capsnet.models.base import Model
 from capsnet.train.config import Config
@@ -111,6 +112,8 @@ class Run:
     teacher: Model | None = None
     taught_by: dict[str, Any] = field(default_factory=dict)  # name and checksum of the teacher
     images: dict[str, int] = field(default_factory=dict)  # checksums of user images, which may change
+    group: Group = field(default_factory=current)  # the processes that train together
+    gradients: Any = None  # what adds their gradients up
 
     @property
     def device(self) -> torch.device:
@@ -131,7 +134,7 @@ class Run:
         groups = {"model": self.model.state_dict(), "average": self.average, "best": self.best}
         return flatten(groups | (self.moments() if self.step else {}))
 
-    def learnt(self) -> dict[str, Tensor]:
+    def learnt(self) -> dict[str, nn.Parameter]:
         """The parameters of the optimiser by name, in its order."""
         groups = self.optimizer.param_groups
         return {name: p for group in groups for name, p in zip(group["param_names"], group["params"], strict=True)}
@@ -163,13 +166,16 @@ class Run:
         state = {name: getattr(self, name) for name in KEPT}
         if math.isinf(self.best_error):
             state["best_error"] = None  # JSON has no infinity
-        others = {"origin": self.origin, "taught_by": self.taught_by, "images": self.images}
+        processes = self.group.size if self.group.size > 1 else 0
+        others = {"origin": self.origin, "taught_by": self.taught_by, "images": self.images, "processes": processes}
         return {"config": to_dict(self.config), "state": state} | {name: of for name, of in others.items() if of}
 
     def save(self) -> None:
-        """Write a checkpoint; if a value is not finite, raise and keep the last good one."""
+        """Write a checkpoint, on rank 0; if a value is not finite, raise and keep the last good one."""
         tensors = self.tensors()
         require_finite(self, tensors)
+        if not self.group.leads:
+            return
         checkpoint.write_tensors(self.folder / checkpoint.STATE_FILE, tensors, self.record())
 
     def restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:

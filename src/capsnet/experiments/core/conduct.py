@@ -3,6 +3,9 @@
 An interrupted experiment resumes: rows in the results file are not run again, a training continues from its last
 checkpoint, and a finished training is only measured. A network that another experiment has trained in exactly the same
 way is reused.
+
+Several processes (`capsnet.group`) all run this code and share one folder: rank 0 decides what is to be done and writes
+files, and all of them train and evaluate.
 """
 
 from __future__ import annotations
@@ -24,13 +27,14 @@ from capsnet.errors import UserError, unknown
 from capsnet.evaluate import evaluate
 from capsnet.experiments.core.plan import Budget, Experiment, Record, Row, check_budget
 from capsnet.experiments.core.results import Place, Results, opened
+from capsnet.group.base import current
 from capsnet.io import checkpoint
 from capsnet.io.leakage import images_unchanged
 from capsnet.io.records import Certificate
 from capsnet.models.registry import MODELS, build
 from capsnet.routing.base import ROUTINGS
 from capsnet.timing import timed
-from capsnet.train import loop, runs
+from capsnet.train import loop, runs, steps
 from capsnet.train.config import Config
 from capsnet.train.loop import Result, Watcher
 from capsnet.train.records import from_dict
@@ -65,7 +69,7 @@ def conduct(
         raise unknown(f"budget of {experiment.name}", budget, experiment.budgets)
     for name in experiment.requires:
         conduct(experiments.get(name), budget, only=only, place=place, show=show)
-    experiment.prepare(place, check_budget(budget))
+    prepare(experiment, place, check_budget(budget))
     rows = [row for row in plan(experiment, check_budget(budget), seeds) if row.name.startswith(only)]
     if not rows:
         some = plan(experiment, check_budget(budget), seeds)[0].name
@@ -73,12 +77,13 @@ def conduct(
             f"{experiment.name} has no row that starts with '{only}' at the budget {budget}: its rows have names such "
             f"as {some}."
         )
-    results, kept = opened(place.file(experiment.name, budget), experiment.name, budget)
-    if kept:
-        show.set_aside(kept)
+    file = place.file(experiment.name, budget)
+    if kept := current().from_leader(lambda: str(opened(file, experiment.name, budget)[1] or "")):
+        show.set_aside(Path(kept))
+    results, _ = opened(file, experiment.name, budget)
     left = [row for row in rows if not is_done(results.find(row.name), row)]
     untrained = [row for row in left if not is_trained(row, experiment.name, budget, place)]
-    show.planned(rows, left, expected_seconds(untrained) if budget != "smoke" else None)
+    show.planned(rows, left, expected_seconds(untrained) if budget != "smoke" and current().leads else None)
     for row in left:
         watchers = show.started(row)
         record = finish_row(experiment, budget, row, place, watchers)
@@ -87,6 +92,13 @@ def conduct(
     forget_others(experiment, check_budget(budget), results)
     draw_records(experiment, results, place)
     return results
+
+
+def prepare(experiment: Experiment, place: Place, budget: Budget) -> None:
+    """Rank 0 creates the files first, and the others find them."""
+    current().from_leader(lambda: experiment.prepare(place, budget), patient=True)
+    if not current().leads:
+        experiment.prepare(place, budget)
 
 
 def plan(experiment: Experiment, budget: Budget, seeds: int) -> list[Row]:
@@ -134,16 +146,15 @@ def finish_row(experiment: Experiment, budget: str, row: Row, place: Place, watc
     began = time.monotonic()
     result = None
     if row.config is None:
-        outcome, birth = experiment.observe(row), checkpoint.certificate({}, 0.0)
+        outcome = current().from_leader(lambda: experiment.observe(row), patient=True)
+        birth = checkpoint.certificate({}, 0.0)
     elif row.validated:
         outcome, birth = validated(row, place.run(experiment.name, budget, row.name), watchers)
     else:
         result = trained(row, place.run(experiment.name, budget, row.name), place, watchers)
         outcome, birth = experiment.measure(row, result), result.certificate
-    pictures = experiment.draw(row, result) if find_spec("matplotlib") else {}
-    folder = place.pictures(experiment.name, budget)
-    files = [save_picture(figure, folder / f"{row.name}-{name}") for name, figure in pictures.items()]
-    return Record(
+    files = current().from_leader(lambda: drawn(experiment, budget, row, result, place), patient=True)
+    record = Record(
         name=row.name,
         method=row.method,
         seed=row.seed,
@@ -157,6 +168,14 @@ def finish_row(experiment: Experiment, budget: str, row: Row, place: Place, watc
         seconds=round(birth.seconds if row.config else time.monotonic() - began, 1),
         certificate=birth,
     )
+    return record if current().size == 1 else Record.from_json(current().from_leader(record.to_json))
+
+
+def drawn(experiment: Experiment, budget: str, row: Row, result: Result | None, place: Place) -> list[str]:
+    """The names of the pictures of a row, after drawing them."""
+    pictures = experiment.draw(row, result) if find_spec("matplotlib") else {}
+    folder = place.pictures(experiment.name, budget)
+    return [save_picture(figure, folder / f"{row.name}-{name}") for name, figure in pictures.items()]
 
 
 def made(row: Row, result: Result | None, birth: Certificate) -> dict[str, Any]:
@@ -178,17 +197,24 @@ def made(row: Row, result: Result | None, birth: Certificate) -> dict[str, Any]:
 def trained(row: Row, folder: Path, place: Place, watchers: list[Watcher]) -> Result:
     """The finished training of a row: reused, resumed or started."""
     assert row.config is not None
-    if found := find_finished(row.config, folder, place):
-        return reopened(found)
-    return loop.train(started(row.config, folder), watchers)
+    config = row.config
+    if found := current().from_leader(lambda: str(find_finished(config, folder, place) or "")):
+        return reopened(Path(found))
+    return loop.train(started(config, folder), watchers)
 
 
 def started(config: Config, folder: Path) -> loop.Run:
     """A training, resumed if it is the one in this folder; anything else there is renamed."""
+    goes_on = current().from_leader(lambda: made_way(config, folder))
+    return loop.resume(folder) if goes_on else loop.start(config, folder)
+
+
+def made_way(config: Config, folder: Path) -> bool:
+    """Whether this training can be resumed in this folder; anything else there is renamed."""
     file = folder / runs.CONFIG_FILE
     if file.exists() and (runs.has_finished(folder) or not same_training(checkpoint.read_json(file), config)):
         move_away(folder)  # of other settings or another version
-    return loop.resume(folder) if runs.can_go_on(folder) else loop.start(config, folder)
+    return runs.can_go_on(folder)
 
 
 def validated(row: Row, folder: Path, watchers: list[Watcher]) -> tuple[dict[str, Any], Certificate]:
@@ -204,7 +230,9 @@ def validated(row: Row, folder: Path, watchers: list[Watcher]) -> tuple[dict[str
         outcome = {"diverged": error.what}
     birth = loop.birth_certificate(run)
     curve = [[r["epoch"], r["validation_error_percent"]] for r in runs.read_metrics(folder) if r["kind"] == "epoch"]
-    shutil.rmtree(folder)
+    current().barrier()
+    if current().leads:
+        shutil.rmtree(folder)
     return {**outcome, "curve": curve}, birth
 
 
@@ -253,7 +281,7 @@ def save_picture(figure: Any, path: Path) -> str:
 
 def draw_records(experiment: Experiment, results: Results, place: Place) -> list[str]:
     """Draw the pictures that need only the records."""
-    if not find_spec("matplotlib") or not results.rows:
+    if not current().leads or not find_spec("matplotlib") or not results.rows:
         return []
     folder = place.pictures(experiment.name, results.budget)
     return [save_picture(figure, folder / name) for name, figure in experiment.pictures(results.rows).items()]
@@ -291,7 +319,7 @@ def seconds_per_image(config: Config) -> float:
 def training_step(config: Config) -> Callable[[], None]:
     """A training step of a new network on random images."""
     device = loop.choose_device(config.device)
-    with loop.own_randomness(0, torch.device("cpu")):
+    with steps.own_randomness(0, torch.device("cpu")):
         model = build(config.model).to(device)
         images = torch.rand(config.batch_size, *config.model.image_shape)
     j = config.model.num_classes
@@ -301,7 +329,7 @@ def training_step(config: Config) -> Callable[[], None]:
     model.train()
 
     def step() -> None:
-        loop.compute_loss(model, batch, config).total.backward()
+        steps.compute_loss(model, batch, config).total.backward()
         optimizer.step()
 
     return step

@@ -15,6 +15,7 @@ from pathlib import Path
 from capsnet import __version__
 from capsnet.errors import UserError
 from capsnet.experiments.core.plan import Record
+from capsnet.group.base import current
 from capsnet.io import checkpoint
 
 FORMAT = 1
@@ -69,6 +70,8 @@ class Results:
         self.write()
 
     def write(self) -> None:
+        if not current().leads:
+            return
         content = {"experiment": self.experiment, "budget": self.budget, "format": self.format,
                    "capsnet": self.version, "rows": [row.to_json() for row in self.rows]}  # fmt: skip
         checkpoint.write_json(self.path, content)

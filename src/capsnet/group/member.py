@@ -1,0 +1,133 @@
+"""A process's part in a group, from start to end: join, work, and one message for the group if something fails."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import ExitStack, redirect_stderr, redirect_stdout
+from datetime import timedelta
+from typing import TextIO
+
+import torch
+import torch.distributed as dist
+
+from capsnet.errors import UserError
+from capsnet.group.base import Group, member_of
+from capsnet.group.launch import Launch
+from capsnet.group.processes import Processes
+from capsnet.group.watch import FAILED, Lost, Watch, has_failed_for_good
+
+HEAD_START = 1.0  # seconds that rank 0 has to report a mistake that all processes make
+
+
+class Started(Group):
+    """A group of one process that torchrun started, and may have restarted."""
+
+    def __init__(self, launch: Launch) -> None:
+        self.restarts = launch.restarts
+
+
+def take_part(launch: Launch, work: Callable[[], int]) -> int:
+    """Do the work as a member of the group that torchrun has started; returns the exit code."""
+    if launch.size == 1:
+        with member_of(Started(launch)):
+            return work()
+    if has_failed_for_good(launch):
+        return FAILED
+    stderr = sys.stderr
+    with ExitStack() as stack:
+        if launch.rank:  # rank 0 alone talks to the user
+            silence = stack.enter_context(open(os.devnull, "w"))
+            stack.enter_context(redirect_stdout(silence))
+            stack.enter_context(redirect_stderr(silence))
+        try:
+            watch = join(launch)
+        except UserError as error:
+            return complain(str(error), stderr) if not launch.rank else FAILED
+        return as_member(launch, watch, work, stderr)
+
+
+def join(launch: Launch) -> Watch:
+    """Meet the other processes; whoever does not come within the limit is named."""
+    limit = timedelta(seconds=launch.limit)
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    torchruns = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+    def client(serves: bool) -> dist.Store:
+        found = dist.TCPStore(address, port, launch.size, serves, limit, wait_for_workers=False, multi_tenant=True)
+        return dist.PrefixStore(f"capsnet/{launch.restarts}", found)
+
+    ours = client(launch.rank == 0 and not torchruns)
+    watch = Watch(launch, ours, client(False))
+    wait_for_all(launch, watch)
+    kinds = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    if torch.cuda.is_available():
+        torch.cuda.set_device(launch.local_rank)
+    longer = timedelta(seconds=2 * launch.limit + 60)  # the watch is the first to notice, and knows names
+    dist.init_process_group(
+        kinds, store=dist.PrefixStore("torch", ours), rank=launch.rank, world_size=launch.size, timeout=longer
+    )
+    watch.start()
+    return watch
+
+
+def wait_for_all(launch: Launch, watch: Watch) -> None:
+    """Wait until every process has written its place in the store."""
+    end = time.monotonic() + launch.limit
+    while missing := [rank for rank, place in watch.places().items() if place[0] < 0]:
+        if time.monotonic() > end:
+            raise UserError(
+                f"rank {', '.join(map(str, missing))} of {launch.size} has not started within {launch.limit:g} s: "
+                f"start torchrun on every machine, with the same --nnodes and --rdzv-endpoint."
+            )
+        time.sleep(0.05)
+
+
+def as_member(launch: Launch, watch: Watch, work: Callable[[], int], stderr: TextIO) -> int:
+    """Do the work; the first process that fails says why, the others end in silence."""
+    group = Processes(launch, watch)
+    try:
+        with member_of(group):
+            code = work()
+            group.doing = "the end"
+            group.barrier()  # nobody leaves before the files are written
+    except KeyboardInterrupt:
+        return 130
+    except Lost as error:
+        code = FAILED
+        if not watch.failed() and watch.claim(str(error), final=False):
+            complain(f"{error} The report of torchrun says which one ended.", stderr)
+    except (UserError, OSError) as error:
+        code = fail(launch, watch, explained(error), stderr)
+    except Exception:
+        code = fail(launch, watch, traceback.format_exc(), stderr)
+    else:
+        dist.destroy_process_group()
+    watch.stop()
+    return code
+
+
+def fail(launch: Launch, watch: Watch, message: str, stderr: TextIO) -> int:
+    """Report a failure, unless another process was first; rank 0 may report first what all of them meet."""
+    if launch.rank and watch.failed(HEAD_START):
+        return FAILED
+    if watch.claim(message):
+        where = f"rank {launch.rank} on {socket.gethostname()}: " if launch.rank else ""
+        complain(where + message, stderr)
+    return FAILED
+
+
+def explained(error: Exception) -> str:
+    """The sentence for a mistake of the user or of the file system."""
+    if isinstance(error, OSError):
+        return f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}"
+    return str(error)
+
+
+def complain(message: str, stderr: TextIO) -> int:
+    print(f"capsnet: {message}", file=stderr, flush=True)
+    return FAILED
