@@ -14,10 +14,10 @@ from __future__ import annotations
 import re
 import sys
 
-from tables import ROOT, models, research, speed
+from tables import ROOT, models, research, scaling, speed
 
 BLOCK = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
-TABLES = models.TABLES | research.TABLES | speed.TABLES
+TABLES = models.TABLES | research.TABLES | scaling.TABLES | speed.TABLES
 
 
 def filled(text: str) -> str:

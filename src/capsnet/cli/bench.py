@@ -32,6 +32,7 @@ class Bench:
       capsnet bench --routing all
       capsnet bench --large
       capsnet bench --data
+      capsnet bench --processes 1,2
       capsnet bench --sweep --plot sweep.png
     """
 
@@ -52,6 +53,9 @@ class Bench:
     With 200,000 images it needs 3.3 GB on the disk and 6 GB of memory."""
     images: int = 200_000
     """Images that --data draws."""
+    processes: MaybeStr = None
+    """Measure training steps by these numbers of processes instead, such as 1,2: images per second, bytes exchanged and
+    the share of time spent waiting, for the presets paper, best and cifar10. Each process has a batch of its own."""
     plot: MaybePath = None
     """Write a figure to this file (.png or .svg): the sweep, or the time of a step by part."""
     network: str = "paper"
@@ -84,6 +88,8 @@ def bench(argv: list[str]) -> int:
         return measure_large(flags)
     if flags.data:
         return compare_data(flags)
+    if flags.processes:
+        return compare_processes(flags)
     with Counter("measuring") as counter:
         if flags.sweep:
             rows = measured.sweep(3 if flags.quick else flags.repeats, on_tick=counter)
@@ -223,26 +229,75 @@ def compare_data(flags: Bench) -> int:
     return 0
 
 
+def compare_processes(flags: Bench) -> int:
+    """Print one line per network and number of processes."""
+    from capsnet.bench_processes import NETWORKS, compare
+
+    sizes = numbers_of(flags.processes or "")
+    with Counter("measuring") as counter:
+        found = compare(sizes, NETWORKS, flags.batch, 3 if flags.quick else flags.repeats, counter)
+    if flags.json:
+        print_record(flags, {"processes": [asdict(step) for step in found]})
+        return 0
+    columns = [
+        "network",
+        "processes",
+        "images/s",
+        "step, s",
+        "waiting",
+        "gradients, MB",
+        "sums",
+        "statistics, MB",
+        "sums",
+    ]
+    rows = [
+        (
+            *(step.network, str(step.processes), f"{step.images_per_second:,.0f}", f"{step.seconds:.3f}"),
+            *(f"{step.waiting_percent:.0f} %", f"{step.gradient_bytes / 1e6:.1f}", str(step.buckets)),
+            *(f"{step.other_bytes / 1e6:.2f}", str(step.other_exchanges)),
+        )
+        for step in found
+    ]
+    print_table(columns, rows, title=f"a training step with {flags.batch} images per process")
+    return 0
+
+
+def numbers_of(text: str) -> list[int]:
+    """
+    >>> numbers_of("1,2")
+    [1, 2]
+    """
+    try:
+        numbers = [int(word) for word in text.split(",")]
+    except ValueError:
+        numbers = []
+    if not numbers or min(numbers) < 1:
+        raise UserError(f"--processes is '{text}': give numbers of processes, such as 1,2.")
+    return numbers
+
+
 def print_record(flags: Bench, record: dict[str, Any]) -> None:
     """Print a result as JSON, with its certificate."""
     birth = checkpoint.certificate({"bench": vars(flags)}, 0.0, cpu=measured.cpu_name())
     print(json.dumps({**record, "certificate": birth.to_json()}, default=str))
 
 
-IGNORED = {  # by each mode of the benchmark
-    "precision": ("network", "image_size", "batch", "sweep", "quick", "repeats", "routing", "grid", "large", "data"),
-    "sweep": ("network", "image_size", "batch", "routing", "grid", "large", "data"),
-    "routing": ("network", "image_size", "plot", "grid", "large", "data"),
-    "grid": ("network", "image_size", "plot", "large", "data"),
-    "large": ("network", "image_size", "plot", "batch", "data"),
+IGNORED = {  # by each mode of the benchmark, besides the modes after it
+    "precision": ("network", "image_size", "batch", "quick", "repeats"),
+    "sweep": ("network", "image_size", "batch"),
+    "routing": ("network", "image_size", "plot"),
+    "grid": ("network", "image_size", "plot"),
+    "large": ("network", "image_size", "plot", "batch"),
     "data": ("network", "image_size", "plot"),
+    "processes": ("network", "image_size", "plot"),
 }
+MODES = [*IGNORED]
 
 
 def refuse_what_would_be_ignored(flags: Bench) -> None:
     """Refuse flags that another kind of benchmark would silently ignore."""
     what = next((name for name in IGNORED if getattr(flags, name)), None)
-    for name in IGNORED[what] if what else ():
+    for name in (*IGNORED[what], *MODES[MODES.index(what) + 1 :]) if what else ():
         if getattr(flags, name) != getattr(Bench, name):
             raise UserError(f"--{what} does not use --{name.replace('_', '-')}: leave one of the two out.")
 

@@ -2,8 +2,8 @@
 
 Two kinds of layers do not treat images one by one. Batch normalisation needs the mean and the variance over the batch,
 and dropout draws one mask for all of it. Where the batch of a training step is divided among processes, or computed in
-parts, `within` says which images this share contains; `moments` then counts those of the other processes as well, and
-dropout takes its rows of the mask of the whole batch. The result is the one of a single process, up to rounding.
+parts, `within` says which images this share contains; `batch_moments` then counts those of the other processes, too,
+and dropout takes its rows of the mask of the whole batch. The result is the one of a single process, up to rounding.
 
 Outside `within` every layer computes what PyTorch's own does, bit for bit.
 """
@@ -90,10 +90,10 @@ class BatchMoments(torch.autograd.Function):
         return (dm + 2 * (x - m) * dv) / n, None
 
 
-def moments(x: Tensor) -> tuple[Tensor, Tensor, Tensor | int]:
+def batch_moments(x: Tensor) -> tuple[Tensor, Tensor, Tensor | int]:
     """Mean and variance (with 1/n) of the rows of x (n, c), and n; over all processes inside a shared batch.
 
-    >>> mean, var, n = moments(torch.tensor([[1.0], [3.0]]))
+    >>> mean, var, n = batch_moments(torch.tensor([[1.0], [3.0]]))
     >>> mean.item(), var.item(), n
     (2.0, 1.0, 2)
     """
@@ -110,7 +110,7 @@ class SharedNorm(nn.Module):
         if not (self.training and synchronised()):
             return super().forward(x)
         rows = x.movedim(1, -1).flatten(0, -2)
-        mean, var, n = moments(rows.to(torch.promote_types(x.dtype, torch.float32)))
+        mean, var, n = batch_moments(rows.to(torch.promote_types(x.dtype, torch.float32)))
         self.follow(mean.detach(), var.detach(), n)
         scale = torch.rsqrt(var + self.eps)
         scale = scale if self.weight is None else scale * self.weight

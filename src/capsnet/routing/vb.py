@@ -40,7 +40,7 @@ import torch
 from torch import Tensor, nn
 
 from capsnet.nn.functional import at_least_float32
-from capsnet.nn.shares import moments, synchronised
+from capsnet.nn.shares import batch_moments, synchronised
 from capsnet.routing.base import Parents, Routed, Sizes, Trace, register
 from capsnet.routing.gaussian import GaussianRouting, Moments
 from capsnet.routing.options import IterativeOptions
@@ -143,7 +143,7 @@ class VBRouting(GaussianRouting):
         """Batch normalisation of x (b, j); a single example is normalised by the running statistics."""
         mean, var = at_least_float32(self.running_mean), at_least_float32(self.running_var)
         if self.training and (len(x) > 1 or synchronised()):
-            mean, var, _ = moments(x)
+            mean, var, _ = batch_moments(x)
             if keep:
                 with torch.no_grad():
                     self.running_mean.lerp_(mean.to(self.running_mean.dtype), MOMENTUM)
