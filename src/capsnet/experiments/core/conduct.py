@@ -129,7 +129,7 @@ def is_done(record: Record | None, row: Row) -> bool:
 def same_training(recorded: dict[str, Any], config: Config) -> bool:
     """Whether a recorded config equals this one, apart from what comes from the data and the name of the preset.
 
-    A plugin that has changed makes it another training.
+    A precision of auto equals the one that was chosen for it; a plugin that has changed makes it another training.
     """
     try:
         if not plugins.unchanged(recorded.get("plugins", []), (ROUTINGS, MODELS, DATASETS)):
@@ -138,6 +138,7 @@ def same_training(recorded: dict[str, Any], config: Config) -> bool:
     except UserError:  # of a version that had other settings
         return False
     model = replace(config.model, image_shape=there.model.image_shape, num_classes=there.model.num_classes)
+    config = replace(config, precision=there.precision) if config.precision == "auto" else config
     return there == replace(config, preset=there.preset, save_every=there.save_every, model=model)
 
 
