@@ -83,11 +83,11 @@ def help_texts(options: type) -> dict[str, str]:
     texts: dict[str, str] = {}
     for owner in reversed(options.__mro__[:-1]):
         try:
-            (body,) = ast.parse(textwrap.dedent(inspect.getsource(owner))).body
-        except (OSError, TypeError, SyntaxError):
+            body, *_ = ast.parse(textwrap.dedent(inspect.getsource(owner))).body
+        except (OSError, TypeError, SyntaxError, ValueError):
             continue
-        assert isinstance(body, ast.ClassDef)
-        texts |= dict(documented(body))
+        if isinstance(body, ast.ClassDef) and body.name == owner.__name__:  # not so for code without a file of its own
+            texts |= dict(documented(body))
     return texts
 
 
