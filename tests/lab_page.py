@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 
 import numpy as np
-from playwright.sync_api import Page
+from playwright.sync_api import Page, expect
 
 NAME = "quick-mnist"
 PATIENCE = 1000 * int(os.environ.get("CAPSNET_PATIENCE", "30"))  # milliseconds; increase it on a busy machine
@@ -122,3 +122,8 @@ def move_slider(page: Page, selector: str, value: float) -> None:
 def glided(page: Page, t: int) -> None:
     """Wait until the ribbons show routing iteration t."""
     page.wait_for_function("(t) => Number(document.querySelector('.routing-body').dataset.shown) === t", arg=t)
+
+
+def choose_by_hand(page: Page, name: str) -> None:
+    page.locator("#hand-routing").select_option(name)
+    expect(page.locator("#view-hand .legends")).to_contain_text(f"{name}, ")
