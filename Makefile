@@ -5,6 +5,7 @@
 # make test-slow  also run the tests that take minutes
 # make setup      only create the environment, .venv
 # make chromium   install the browser that tests the Lab, if it is missing
+# make postgresql install the database that tests a search on many machines, if it is missing
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -12,7 +13,7 @@ STAMP := $(VENV)/.installed
 CODE := src tests tools research
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: setup lab demo docs test test-slow lint chromium clean
+.PHONY: setup lab demo docs test test-slow lint chromium postgresql clean
 setup: $(STAMP)
 
 # install torch first: alone, it resolves to the build for this platform
@@ -48,11 +49,17 @@ chromium:
 	  { test "$$(id -u)" = 0 && command -v apt-get && apt-get update && apt-get install -y chromium; } || \
 	  echo "Chromium is missing and cannot be installed here: the tests of the Lab's page will fail"
 
+# needs root and apt-get as well
+postgresql:
+	@command -v initdb || ls /usr/lib/postgresql/*/bin/initdb 2>/dev/null || \
+	  { test "$$(id -u)" = 0 && command -v apt-get && apt-get update && apt-get install -y postgresql; } || \
+	  echo "PostgreSQL is missing and cannot be installed here: the tests of a search on many machines will fail"
+
 # one thread per worker, because more threads than cores are slow; files in their own order, the longest first
 test: lint chromium
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
-test-slow: lint chromium
+test-slow: lint chromium postgresql
 	$(BIN)/python -m pytest -m "slow or not slow"
 
 clean:

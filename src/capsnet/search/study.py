@@ -36,7 +36,15 @@ from capsnet.experiments.core.selection import FAILURES, check_base, ingredients
 from capsnet.files import Lock, Taken
 from capsnet.io import checkpoint
 from capsnet.search.space import Space, combinations, own_values, suggest
-from capsnet.search.storage import FOLDER, SQLITE, connect, lock_folder, storage_errors, without_password
+from capsnet.search.storage import (
+    FOLDER,
+    SQLITE,
+    DatabaseLock,
+    connect,
+    storage_errors,
+    turn,
+    without_password,
+)  # fmt: skip
 from capsnet.search.workers import INTERRUPTED
 from capsnet.train import loop, runs
 from capsnet.train.config import Config
@@ -113,7 +121,7 @@ def open_study(name: str, url: str, task: Task, pruner: str = "median", grace: i
         raise unknown("pruner", pruner, PRUNERS)
     if grace < 5:
         raise UserError(f"--grace is a number of seconds, at least 5, got {grace}.")
-    with storage_errors(url), Lock(lock_folder(url, name), on_wait=lambda: None):
+    with storage_errors(url), turn(url, name):
         study = optuna.create_study(
             storage=connect(url, grace), study_name=name, load_if_exists=True,
             sampler=optuna.samplers.TPESampler(constant_liar=True), pruner=PRUNERS[pruner](),
@@ -133,7 +141,7 @@ def load_study(name: str, url: str) -> optuna.Study:
     file = Path(url.removeprefix(SQLITE))
     if url.startswith(SQLITE) and not file.exists():
         raise UserError(f"there is no study in {file}: name one with --study, or start it with --space.")
-    with storage_errors(url), Lock(lock_folder(url, name), on_wait=lambda: None):  # another process may create it
+    with storage_errors(url), turn(url, name):  # another process may create it
         storage = connect(url)
         names = optuna.get_all_study_names(storage)
         if name not in names:
@@ -175,11 +183,11 @@ def work(
 ) -> None:  # fmt: skip
     """Run trials until the budget is spent; at the end wait for other workers, because one of them may be killed.
 
-    SQLite does not lock what it reads, so the workers on a machine take trials in turns.
+    Databases do not lock what they read, so workers take trials in turns.
     """
     folder = FOLDER / study.study_name
     while not stop():
-        with storage_errors(url), Lock(lock_folder(url, study.study_name), on_wait=lambda: None) as turn:
+        with storage_errors(url), turn(url, study.study_name) as ours:
             revive(study, grace)
             trials = study.get_trials(deepcopy=False)
             tidy(trials, folder)
@@ -187,7 +195,7 @@ def work(
                 return
             stop_if_hopeless(trials)
             if not budget.all_begun(trials):
-                study.optimize(Objective(task, folder, turn), n_trials=1, catch=FAILURES)
+                study.optimize(Objective(task, folder, ours), n_trials=1, catch=FAILURES)
                 continue
         time.sleep(WAIT)
 
@@ -232,9 +240,10 @@ class Objective:
 
     task: Task
     folder: Path
-    turn: Lock
+    turn: Lock | DatabaseLock
 
     def __call__(self, trial: Trial) -> float:
+        trial.set_user_attr("began", trial.number)  # within our turn, so that nobody takes it for abandoned
         self.turn.release()
         try:
             return self.train(trial)
@@ -252,7 +261,6 @@ class Objective:
 
     def train(self, trial: Trial) -> float:
         config = suggest(trial, self.task.space, self.task.base)
-        trial.set_user_attr("began", trial.number)
         trial.set_user_attr("worker", os.getpid())
         if "folder" not in trial.user_attrs:  # not named by number: another attempt has another one
             trial.set_user_attr("folder", f"network-{secrets.token_hex(6)}")
