@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tables import read, table
+from tables import ROOT, read, table
 
 RATIOS = {
     "train_ratio_fp32": "training, `fast` and {public}",
@@ -160,6 +160,32 @@ def large() -> str:
     )
 
 
+def data() -> str:
+    """Training on images in memory, and from the cache."""
+    name = "bench-data"
+    if not (ROOT / "results" / f"{name}.json").exists():
+        return f"Not measured yet: `capsnet bench --data --json > results/{name}.json`.\n"
+    result = read(name)
+    found = result["data"]
+    rows = [
+        (
+            f"`{way['way']}`",
+            "{median:,.0f} ({quartile_low:,.0f} to {quartile_high:,.0f})".format(**way["training"]),
+            f"{way['ratio']:.3f}",
+            f"{way['batches']:,.0f}",
+            *(f"{way[key]:,.0f}" for key in ("start_seconds", "peak_mb", "above_network_mb", "own_mb", "file_mb")),
+        )
+        for way in found["ways"]
+    ]
+    columns = ["", "training, images/s", "ratio", "batches alone, images/s", "start, s", "peak, MB"]
+    columns += ["above the network, MB", "own, MB", "of files, MB"]
+    what = (
+        f"{found['images']:,} images of {'×'.join(map(str, found['shape']))}, batch {found['batch']}; {machine(result)}"
+    )
+    cache = f"The cache has {found['cache_gb']:.2f} GB; a new process opens it in {found['reopening_seconds']:.1f} s."
+    return f"{what}\n\n{table(columns, rows)}\n{cache}\n"
+
+
 def machine(result: dict[str, Any]) -> str:
     where = result["certificate"]
     return f"{where['cpu']}, {where['machine']}, torch {where['torch']}"
@@ -208,6 +234,7 @@ def lab() -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
+    "data": data,
     "bench": lambda: bench("bench"),
     "bench-twice": bench_twice,
     "bench-36": lambda: bench("bench-36"),
