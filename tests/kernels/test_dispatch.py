@@ -117,10 +117,13 @@ def test_a_stem_computes_in_bfloat16_only_where_the_processor_has_it(
     assert entered == [torch.float32]
 
 
-@pytest.mark.parametrize(("amx", "taps", "chosen"), [(True, 3, False), (False, 3, True), (True, 9, True)])
-def test_amx_takes_small_bfloat16_convolutions_plain(monkeypatch, amx, taps, chosen):
+@pytest.mark.parametrize(
+    ("amx", "channels", "taps", "stride", "chosen"),
+    [(True, 96, 3, 1, False), (False, 96, 3, 1, True), (True, 128, 5, 1, False), (True, 256, 9, 2, True)],
+)
+def test_amx_takes_bfloat16_convolutions_plain_where_that_was_faster(monkeypatch, amx, channels, taps, stride, chosen):
     monkeypatch.setattr(dispatch, "has_amx", lambda: amx)
-    x, weight = torch.rand(128, 96, 20, 20), torch.rand(96, 96, taps, taps, requires_grad=True)
+    x, weight = torch.empty(128, channels, 20, 20), torch.empty(channels, channels, taps, taps, requires_grad=True)
     with torch.autocast("cpu", torch.bfloat16):
-        assert (dispatch.choose_tile(x, x.shape, weight, 1) is not None) is chosen
-    assert dispatch.choose_tile(x, x.shape, weight, 1) is not None  # float32 has no use for AMX
+        assert (dispatch.choose_tile(x, x.shape, weight, stride) is not None) is chosen
+    assert dispatch.choose_tile(x, x.shape, weight, stride) is not None  # float32 has no use for AMX

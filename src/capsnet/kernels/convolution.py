@@ -30,7 +30,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import lru_cache
 from math import inf, prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -214,6 +214,27 @@ differentiable_once(_conv_backward, "convolution")
 # --- Choice of the algorithm ------------------------------------------------------------------------------
 
 
+class Costs(NamedTuple):
+    """What the two forms cost on a kind of processor, in units of a float32 multiply-add of a matrix product.
+
+    A multiply-add of plain convolution costs plain · (1 + min(most, narrow / width²)) where the output has that width,
+    times `strided` if it has a stride and times `training` if there will be a backward pass.
+    """
+
+    plain: float
+    narrow: float
+    most: float
+    strided: float
+    training: float
+    bilinear: float
+
+
+# A table and no measurement at run time: the choice changes the last bits of a result, so it may depend on the kind of
+# processor, but not on what else the processor was doing when a run was resumed.
+USUAL = Costs(plain=0.6, narrow=12, most=5, strided=1, training=1.25, bilinear=1)  # bfloat16 too: both forms gain
+AMX = Costs(plain=0.08, narrow=50, most=3, strided=1.75, training=1.8, bilinear=0.73)  # bfloat16 in tiles
+
+
 def _bilinear_cost(b: int, c: int, o: int, out: Pair, kernel: Pair, stride: int, tile: Pair) -> float:
     """Estimated time of the forward pass in units of one multiply-add; the other costs were measured in that unit.
 
@@ -231,14 +252,18 @@ def _bilinear_cost(b: int, c: int, o: int, out: Pair, kernel: Pair, stride: int,
     return cost
 
 
-def _plain_cost(b: int, c: int, o: int, out: Pair, kernel: Pair) -> float:
+def _plain_cost(b: int, c: int, o: int, out: Pair, kernel: Pair, stride: int, costs: Costs) -> float:
     """The same for plain convolution, whose loops are faster unless the rows of the output are very short."""
-    return 0.6 * b * c * o * prod(out) * prod(kernel) * (1 + min(5, 12 / out[1] ** 2))
+    each = costs.plain * (1 + min(costs.most, costs.narrow / out[1] ** 2)) * (costs.strided if stride > 1 else 1)
+    return each * b * c * o * prod(out) * prod(kernel)
 
 
 @lru_cache(maxsize=1024)
-def _best_tile(b: int, c: int, o: int, out: Pair, kernel: Pair, stride: int, training: bool) -> Pair | None:
-    plain = _plain_cost(b, c, o, out, kernel)
+def _best_tile(
+    b: int, c: int, o: int, out: Pair, kernel: Pair, stride: int, training: bool, amx: bool = False
+) -> Pair | None:
+    measured = AMX if amx else USUAL
+    plain = _plain_cost(b, c, o, out, kernel, stride, measured) / measured.bilinear
     if plain < 30 * OPERATOR or max(kernel) > 32:
         return None
     sides = [sorted({-(-n // parts) for parts in range(1, n + 1)}) for n in out]
@@ -247,18 +272,22 @@ def _best_tile(b: int, c: int, o: int, out: Pair, kernel: Pair, stride: int, tra
     best = min(costs, key=lambda tile: costs[tile])
     if costs.get(out, inf) < 1.1 * costs[best]:
         best = out  # in one tile a convolution can be fused with the one before it
-    return best if costs[best] < (1.0 if training else 0.8) * plain else None
+    return best if costs[best] < 0.8 * (measured.training if training else 1) * plain else None
 
 
-def best_tile(b: int, c: int, o: int, out: Pair, kernel: Pair, stride: int, training: bool) -> Pair | None:
+def best_tile(
+    b: int, c: int, o: int, out: Pair, kernel: Pair, stride: int, training: bool, amx: bool = False
+) -> Pair | None:
     """The tile of outputs that makes the bilinear form cheapest; None where plain convolution is as good.
+
+    `amx` tells that products are computed in bfloat16 by a processor with AMX.
 
     Backward passes gain more than forward ones, so it takes more to be chosen when there will be none.
 
     >>> best_tile(128, 256, 256, (6, 6), (9, 9), 2, True), best_tile(1, 256, 256, (6, 6), (9, 9), 2, False)
     ((6, 6), None)
     """
-    return _best_tile(b, c, o, out, kernel, stride, training)
+    return _best_tile(b, c, o, out, kernel, stride, training, amx)
 
 
 def bilinear_conv2d(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, tile: Pair, precision: str) -> Tensor:

@@ -10,7 +10,6 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
 from math import prod
 from typing import TYPE_CHECKING, Any, cast
 
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
 
 SMALL = 2**15  # elements; smaller inputs go to F.conv2d at once, because choosing would take longer than it saves
 FEW_PLACES, MANY_TAPS, MANY_WEIGHTS = 150, 49, 2**20  # where one product over patches beats F.conv2d: measured
-AMX_TAPS = 9  # with AMX, bfloat16 convolutions of up to 3×3 are two to three times faster plain: measured
 LARGE_VOTES = 1 << 30  # bytes; the plain form of routing holds several times as much
 FEWEST_EXAMPLES = 8  # the fused routing loops take sixteen examples at a time and win from half of that on
 FEWEST_GRID_VOTES = 200_000
@@ -76,7 +74,7 @@ def has_bf16() -> bool:
     return os.environ.get("CAPSNET_EMULATE_BF16") == "1" or processor_has_bf16()
 
 
-has_amx = constant(cache(processor_has_amx))
+has_amx = constant(processor_has_amx)
 
 
 def wants_bf16(x: Tensor) -> bool:
@@ -118,13 +116,11 @@ def choose_tile(x: Tensor, size: tuple[int, ...], weight: Tensor, stride: int) -
     (b, c, *_), (o, channels, *kernel) = size, weight.shape
     if c != channels or size[2] < kernel[0] or size[3] < kernel[1]:
         return None  # F.conv2d reports the error
-    if prod(kernel) <= AMX_TAPS and wants_bf16(x) and has_amx():
-        return None
     out = out_size(size, weight.shape, stride)
     training = torch.is_grad_enabled() and weight.requires_grad
     # sizes are symbols while a graph is traced; what a range is made of is made known: a graph for each size
     b, c, o, *sides = (range(n).stop for n in (b, c, o, *out, *kernel))
-    return best_tile(b, c, o, (sides[0], sides[1]), (sides[2], sides[3]), stride, training)
+    return best_tile(b, c, o, (sides[0], sides[1]), (sides[2], sides[3]), stride, training, wants_bf16(x) and has_amx())
 
 
 def _plain(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: int) -> Tensor:
@@ -145,9 +141,10 @@ def patches_pay(x: Tensor, weight: Tensor, stride: int) -> bool:
     """Whether `_patches` is faster: few results from large kernels, as for a single image, and no gradient wanted.
 
     With fewer places than output channels the weights are most of what is read. F.conv2d first rearranges them; a
-    matrix product reads them in place if they are contiguous.
+    matrix product reads them in place if they are contiguous, in float32 also where bfloat16 is asked for: rounding the
+    weights would take longer.
     """
-    if not enabled() or x.device.type != "cpu" or torch.compiler.is_exporting() or precision_for(x) == "bf16":
+    if not enabled() or x.device.type != "cpu" or torch.compiler.is_exporting():
         return False
     if x.dim() != 4 or not x.dtype == weight.dtype == torch.float32 or x.shape[1] != weight.shape[1]:
         return False
