@@ -179,8 +179,6 @@ def config_of(kind: str, budget: Budget, seed: int) -> Config:
 
 
 def less(config: Config, budget: Budget) -> tuple[str, ...]:
-    if budget == "smoke":
-        return ("a few steps of a toy network",)
     made = "a re-creation of affNIST instead of the original"
     if budget == "full":
         return (made,)

@@ -46,7 +46,7 @@ class Cifar10(Experiment):
 
     def rows(self, budget: Budget, seed: int) -> list[Row]:
         return [
-            Row(head, config_of(head, budget, seed), {"head": described(head)}, less=less(budget))
+            Row(head, config_of(head, budget, seed), {"head": described(head)})
             for head in ((LINEAR, "dynamic") if budget == "smoke" else (LINEAR, *ROUTINGS))
         ]
 
@@ -83,10 +83,6 @@ class Cifar10(Experiment):
 
 def described(head: str) -> str:
     return "average pooling and a linear layer" if head == LINEAR else f"capsules, {head} routing"
-
-
-def less(budget: Budget) -> tuple[str, ...]:
-    return ("a few steps of a toy network, on MNIST",) if budget == "smoke" else ()
 
 
 def config_of(head: str, budget: Budget, seed: int) -> Config:

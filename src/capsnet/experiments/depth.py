@@ -50,7 +50,7 @@ class Depth(Experiment):
 
     def rows(self, budget: Budget, seed: int) -> list[Row]:
         return [
-            Row(f"{stack}-{depth}", config_of(stack, depth, budget, seed), shown(stack, depth), less=less(budget))
+            Row(f"{stack}-{depth}", config_of(stack, depth, budget, seed), shown(stack, depth))
             for depth in ((1, DEEPEST) if budget == "smoke" else range(1, DEEPEST + 1))
             for stack in STACKS[: 1 if depth == 1 else 2]  # with one layer there is nothing between layers
         ]
@@ -88,10 +88,6 @@ class Depth(Experiment):
 
 def shown(stack: str, depth: int) -> dict[str, str]:
     return {"layers": str(depth), "stack": stack}
-
-
-def less(budget: Budget) -> tuple[str, ...]:
-    return ("a few steps of a toy network, on MNIST",) if budget == "smoke" else ()
 
 
 def config_of(stack: str, depth: int, budget: Budget, seed: int) -> Config:

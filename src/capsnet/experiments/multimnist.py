@@ -128,7 +128,7 @@ def row_of(kind: str, wide: bool, budget: Budget, seed: int) -> Row:
     canvas = f"{WIDE}×{WIDE}, shifts to {SHIFT}" if wide else "36×36, shifts to 4"
     theirs = {} if wide else {"error_percent": 5.2 if kind == "capsnet" else 8.1}
     short = less("multimnist", config, budget)
-    if wide and budget != "smoke":
+    if wide:
         short = (f"{parameters(config.model):,} parameters, {config.epochs} epochs; not in the paper",)
     return Row(
         f"{'wide' if wide else 'paper'}-{kind}", config, {"canvas": canvas, "network": NAMES[kind]}, theirs, short

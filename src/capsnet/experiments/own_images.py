@@ -86,7 +86,7 @@ class OwnImages(Experiment):
     def rows(self, budget: Budget, seed: int) -> list[Row]:
         return [
             Row(f"{folder.name}-{name}", config_of(folder, name, self.place, budget, seed),
-                {"folder": folder.title, "network": title}, less=less(budget), validated=True)
+                {"folder": folder.title, "network": title}, validated=True)
             for folder in folders_of(budget)
             for name, title in CANDIDATES.items()
         ]  # fmt: skip
@@ -111,10 +111,6 @@ class OwnImages(Experiment):
 
 def folders_of(budget: Budget) -> Sequence[Folder]:
     return FOLDERS[:1] if budget == "smoke" else FOLDERS
-
-
-def less(budget: Budget) -> tuple[str, ...]:
-    return ("a few steps of toy networks",) if budget == "smoke" else ()
 
 
 def config_of(folder: Folder, name: str, place: Path, budget: Budget, seed: int) -> Config:

@@ -138,8 +138,6 @@ def scheduled(config: Config, n: int, budget: Budget) -> Config:
 
 
 def less(budget: Budget, config: Config) -> tuple[str, ...]:
-    if budget == "smoke":
-        return ("a toy network and a few steps",)
     return () if budget == "full" else (f"{parameters(config.model):,} parameters",)
 
 

@@ -147,9 +147,7 @@ def config_of(data: str, iterations: int, decoded: bool, budget: Budget, seed: i
 
 
 def less(data: str, config: Config, budget: Budget) -> tuple[str, ...]:
-    pairs = ("100,000 test pairs instead of 10 million",) if data == "multimnist" and budget != "smoke" else ()
-    if budget == "smoke":
-        return ("a few steps of a toy network",)
+    pairs = ("100,000 test pairs instead of 10 million",) if data == "multimnist" else ()
     if config.model.kind == "cnn":
         if budget in ("day", "full"):
             return (f"{config.epochs} epochs (the paper gives no number)", *pairs)

@@ -163,8 +163,6 @@ def model_of(kind: str) -> ModelConfig:
 
 
 def less(budget: Budget) -> tuple[str, ...]:
-    if budget == "smoke":
-        return ("a few steps of toy networks",)
     return ("rendered toys instead of smallNORB", f"at most {EPOCHS[budget]} epochs")
 
 

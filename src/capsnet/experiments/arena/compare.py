@@ -11,7 +11,7 @@ import torch
 from capsnet.data import in_order
 from capsnet.experiments.arena.cost import Costs
 from capsnet.experiments.arena.rates import RATES, Rates, best_rates
-from capsnet.experiments.arena.tasks import CONTROL, LABELS, MANY_SEEDS, algorithms_of, config_of, less, tasks_of
+from capsnet.experiments.arena.tasks import CONTROL, LABELS, MANY_SEEDS, algorithms_of, config_of, tasks_of
 from capsnet.experiments.core.claims import Paired, paired
 from capsnet.experiments.core.plan import Budget, Experiment, Record, Row, by_method, values
 from capsnet.experiments.core.results import Place, read
@@ -52,7 +52,6 @@ class Arena(Experiment):
                 f"{task.name}-{algorithm}",
                 config_of(task, algorithm, self.rates.get((LABELS[task.name], algorithm), RATES[1]), budget, seed),
                 {"data": LABELS[task.name], "routing": algorithm},
-                less=less(budget),
             )
             for task in tasks
             for algorithm in algorithms_of(budget)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from capsnet.experiments.arena.tasks import LABELS, Task, algorithms_of, config_of, less, tasks_of
+from capsnet.experiments.arena.tasks import LABELS, Task, algorithms_of, config_of, tasks_of
 from capsnet.experiments.core.plan import Budget, Experiment, Record, Row
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def rate_row(task: Task, algorithm: str, rate: float, budget: Budget) -> Row:
     else:
         config = replace(config, epochs=config.epochs / 2, validation=10_000)
     shown = {"data": LABELS[task.name], "routing": algorithm, "learning rate": f"{rate:g}"}
-    return Row(f"{task.name}-{algorithm}-{round(1e4 * rate)}e-4", config, shown, less=less(budget), validated=True)
+    return Row(f"{task.name}-{algorithm}-{round(1e4 * rate)}e-4", config, shown, validated=True)
 
 
 def best_rates(records: Sequence[Record]) -> dict[tuple[str, str], float]:

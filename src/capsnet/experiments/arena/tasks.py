@@ -71,7 +71,3 @@ def config_of(task: Task, algorithm: str, rate: float, budget: Budget, seed: int
         epochs=task.epochs.get(budget, 1), augment=Augment(shift=task.shift, flip=task.flip),
     )  # fmt: skip
     return with_model(tiny(config), routing=options_for(algorithm)) if budget == "smoke" else config
-
-
-def less(budget: Budget) -> tuple[str, ...]:
-    return ("a few steps of a toy network",) if budget == "smoke" else ()

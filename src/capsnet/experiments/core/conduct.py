@@ -39,6 +39,8 @@ from capsnet.train.config import Config
 from capsnet.train.loop import Result, Watcher
 from capsnet.train.records import from_dict
 
+SMOKE = "a few steps of a toy network"
+
 
 class Show:
     """Progress callbacks; the defaults do nothing."""
@@ -106,6 +108,8 @@ def plan(experiment: Experiment, budget: Budget, seeds: int) -> list[Row]:
     if seeds < 1:
         raise UserError(f"--seeds must be at least 1, got {seeds}.")
     rows = [row for seed in range(seeds) for row in experiment.rows(budget, seed)]
+    if budget == "smoke":
+        rows = [replace(row, less=(SMOKE,)) if row.config else row for row in rows]
     unique = {row.name: row for row in rows}  # a row that trains nothing is the same for every seed
     return list(unique.values())
 
