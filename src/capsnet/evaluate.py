@@ -1,7 +1,7 @@
 """Evaluation: errors with confidence intervals, confusions, and mean ± standard deviation over seeds.
 
 A prediction is correct if it names exactly the classes that are present: the class of a digit, or both classes of an
-overlapping pair. One of two counts as an error.
+overlapping pair. One out of two is an error.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Ranges of config fields: a value that makes no sense is refused where it comes in."""
+"""Ranges of config fields: values out of range are refused when a config is created."""
 
 from __future__ import annotations
 

@@ -393,7 +393,7 @@ def with_one_more_stride(config: CapsNetConfig) -> CapsNetConfig:
 
 
 class FitBar(TrainingBar):
-    """The progress bar of `fit`, whose folder is temporary and not worth a word."""
+    """The progress bar of `fit`, which does not mention its temporary folder."""
 
     def place(self, run: runs.Run) -> str:
         return f"on {run.device}"

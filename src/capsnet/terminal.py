@@ -1,4 +1,4 @@
-"""Output for people: progress bars with the time left, status lines and tables.
+"""Terminal output: progress bars with the time left, status lines and tables.
 
 Status goes to stderr, so stdout holds results and `--json` only. Without a terminal there are no bars.
 """

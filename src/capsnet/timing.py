@@ -1,4 +1,4 @@
-"""Durations: measuring them, and writing them for people."""
+"""Durations: measuring and formatting them."""
 
 from __future__ import annotations
 

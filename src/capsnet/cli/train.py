@@ -108,7 +108,7 @@ def take_preset(argv: list[str]) -> tuple[str, list[str]]:
 
 
 def preset_for(argv: list[str]) -> str:
-    """The preset that suits the data asked for."""
+    """The preset that suits the requested data."""
     given = [word for before, word in itertools.pairwise(["", *argv]) if before == "--data"]
     given += [word.removeprefix("--data=") for word in argv if word.startswith("--data=")]
     return data.parse(given[-1]).info.preset if given else "quick"

@@ -75,7 +75,7 @@ def certificate_of(model: Model) -> Certificate:
 
 
 def card_text(model: Model, title: str = "", license: str = "") -> str:
-    """The model card: YAML for the hub, then Markdown for people."""
+    """The model card: YAML for the hub, then Markdown for readers."""
     birth = certificate_of(model)
     title = title or f"{type(model).__name__} for {describe_image(model.config.image_shape)} images"
     lines = [

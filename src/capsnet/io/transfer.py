@@ -234,7 +234,7 @@ def copy_classes(ours: Tensor, theirs: Tensor, classes: Sequence[str], model: Mo
 
 
 def copy_channels(target: Tensor, found: Tensor) -> str | None:
-    """Adapt kernels (out, c, k, k) from grey to colour images or the other way round."""
+    """Adapt kernels (out, c, k, k) from grey to colour images or vice versa."""
     ours, theirs = target.shape[1], found.shape[1]
     alike = target.shape[0] == found.shape[0] and target.shape[2:] == found.shape[2:]
     if not alike or 1 not in (ours, theirs):

@@ -30,7 +30,7 @@ class Output(NamedTuple):
     activations: Tensor  # (b, j) in [0, 1]: of the class capsules, or the probabilities of a CNN
     poses: Tensor | None = None  # (b, j, q) of the class capsules; None without capsules
     primary: Tensor | None = None  # (b, i, p) poses of the primary capsules; None without capsules
-    logits: Tensor | None = None  # (b, j) what the activations were computed from, where there is such a thing
+    logits: Tensor | None = None  # (b, j) from which the activations were computed, if there are any
     trace: Trace | None = None  # of the last layer's routing, if asked for
 
 

@@ -34,7 +34,7 @@ from capsnet.nn.layers import DenseCaps, PrimaryCaps
 
 @register("capsnet")
 class CapsNet(Model):
-    """Images (b, c, h, w) → class capsules, whose activations say what is present and whose poses say how it looks.
+    """Images (b, c, h, w) → class capsules, whose activations say what is present; poses describe how it looks.
 
     >>> from capsnet.models.config import CapsNetConfig
     >>> output = CapsNet(CapsNetConfig())(torch.rand(2, 1, 28, 28))

@@ -1,6 +1,6 @@
 """The convolutional networks that the paper compares with (section 4 for MNIST, section 6 for MultiMNIST).
 
-The paper's parameter counts (35.4 M and 24.56 M) come out only with padding that keeps the size.
+The paper's parameter counts (35.4 M and 24.56 M) result only with padding that keeps the size.
 """
 
 from __future__ import annotations

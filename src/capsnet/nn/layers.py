@@ -199,7 +199,7 @@ class DenseCaps(nn.Module):
         return self.lower_dim
 
     def reset_parameters(self) -> None:
-        """Default: s_j starts with entries of about 0.1, whatever the sizes. Official: σ = 0.1, biases 0.1."""
+        """Default: s_j starts with entries of about 0.1 for any sizes. Official: σ = 0.1, biases 0.1."""
         if self.init == "official":
             truncated_normal_(self.weight, 0.1)
         else:

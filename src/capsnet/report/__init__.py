@@ -1,1 +1,1 @@
-"""What people look at: HTML pages and figures."""
+"""Reports: HTML pages and figures."""

@@ -49,7 +49,7 @@ class Trace(NamedTuple):
 
 
 class Routed(NamedTuple):
-    """Upper capsules, and how they came about when a trace was asked for."""
+    """Upper capsules and, if requested, the trace of the routing."""
 
     poses: Tensor  # (b, j, q)
     activations: Tensor  # (b, j) in [0, 1]

@@ -1,1 +1,1 @@
-"""Training: configs and presets, the loop, and the folder that a run has to itself."""
+"""Training: configs and presets, the training loop, and run folders."""

@@ -9,7 +9,7 @@ axes. A ray o + t d is mapped back into the frame of the unit shape, which keeps
 
 A ray enters a convex solid where it has entered all of its surfaces. Only the window of pixels around each solid is
 computed. Visible surfaces do not depend on the light: `Surface` is computed once for all lights. Pixels result from
-correctly rounded single operations in a fixed order, so that the same bytes come out every time.
+correctly rounded single operations in a fixed order, so that the bytes are reproducible.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ class Measured(NamedTuple):
 
     @property
     def complement(self) -> Measured:
-        """An error as an accuracy, and the other way round."""
+        """An error as an accuracy, or vice versa."""
         return self._replace(mean=100 - self.mean, low=100 - self.high, high=100 - self.low)
 
 
