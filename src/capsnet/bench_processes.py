@@ -41,6 +41,7 @@ LATENCY = 50e-6  # λ: seconds from one machine to the next by TCP, an assumptio
 BACKWARD = 2 / 3  # share of a step in which gradients can travel: forward, and twice as much backward
 MACHINES = (1, 2, 4, 8, 16, 32, 64)
 LINKS = (10, 100)  # gigabit per second
+CORES = (1, 32)  # of a machine, as a multiple of what a process had when it was measured
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,12 @@ from capsnet.evaluate import evaluate
 from capsnet.group.base import current
 from capsnet.group.launch import launch
 from capsnet.group.member import take_part
+from capsnet.io.transfer import starting_from
+from capsnet.models.config import LossConfig
 from capsnet.nn.shares import SharedBatchNorm2d, within
 from capsnet.train import loop, steps
 from capsnet.train.config import Config
+from capsnet.train.presets import PRESETS, get_preset
 
 
 def losses_of(config: Config) -> dict[str, Any]:
@@ -84,8 +88,32 @@ def told() -> dict[str, Any]:
     return {"value": value, "w": tensors["w"].float().sum().item(), "refused": refused}
 
 
+def presets() -> dict[str, Config]:
+    """A few steps of every preset with a tiny network, of distillation and of fine-tuning."""
+    common = {"batch_size": 6, "train_limit": 30, "validation": 0, "patience": 0, "stop_at": 0.0, "precision": "fp32"}
+    found = {}
+    for name in PRESETS:
+        config = get_preset(name)
+        data = config.data if "mnist" in config.data else "mnist"
+        found[name] = replace(config, data=data, model=config.model.tiny(), epochs=1, **common)  # type: ignore[arg-type]
+    found["teacher"] = replace(found["quick"], teacher="quick-mnist", loss=LossConfig(teacher=1.0))
+    found["init"] = replace(starting_from(get_preset("quick"), "quick-mnist"), init="quick-mnist", epochs=1, **common)
+    return found
+
+
+def losses_of_presets() -> dict[str, list[float]]:
+    found = {}
+    for name, config in presets().items():
+        run = loop.begin(config, Path())
+        found[name] = [steps.train_step(run).total.item() for _ in range(3)]
+    return found
+
+
 def work() -> int:
     group = current()
+    if sys.argv[2:]:
+        Path(sys.argv[1], f"presets{group.rank}.json").write_text(json.dumps(losses_of_presets()))
+        return 0
     found = {
         "trained": {name: losses_of(config) for name, config in CONFIGS.items()},
         "norm": norm_in_shares(),

@@ -22,7 +22,7 @@ from capsnet.group.base import Group
 from capsnet.group.launch import launch
 from capsnet.group.watch import missing_text
 from capsnet.models.registry import build
-from capsnet.nn.shares import prepare
+from capsnet.nn.shares import Share, batch_moments, prepare, within
 from capsnet.train import loop
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -82,6 +82,13 @@ def test_a_synchronised_norm_is_the_norm_of_the_whole_batch(pair: list[dict[str,
         torch.testing.assert_close(torch.tensor(found, dtype=torch.float64), wanted, rtol=1e-10, atol=1e-12)
 
 
+def test_the_gradient_of_synchronised_statistics_is_the_derivative() -> None:
+    alone = Share(0, 5, 5, lambda tensor: tensor[None], lambda tensor: tensor)
+    x = torch.randn(5, 3, dtype=torch.float64, requires_grad=True)
+    with within(alone):
+        assert torch.autograd.gradcheck(lambda rows: batch_moments(rows)[:2], (x,))
+
+
 def test_an_evaluation_counts_every_image_once(pair: list[dict[str, Any]]) -> None:
     run = loop.assemble(CONFIGS["capsnet"], Path(), toy_splits())
     for n, limit in ((21, None), (21, 5), (1, None)):
@@ -97,6 +104,17 @@ def test_all_know_what_rank_0_says(pair: list[dict[str, Any]]) -> None:
         assert rank["told"]["value"] == {"rank": 0, "size": 1}  # rank 0 makes it alone
         assert rank["told"]["w"] == 0
         assert "rank 1 has other images of bars than rank 0" in rank["told"]["refused"]
+
+
+@pytest.mark.slow
+def test_every_preset_a_teacher_and_an_init_train_in_two_processes(tmp_path: Path) -> None:
+    for process in start_ranks([str(HERE / "ranks.py"), str(tmp_path), "presets"]):
+        out, err = process.communicate(timeout=500)
+        assert process.returncode == 0, out + err
+    together = [json.loads((tmp_path / f"presets{rank}.json").read_text()) for rank in range(2)]
+    assert together[0] == together[1]
+    for name, losses in ranks.losses_of_presets().items():
+        assert together[0][name] == pytest.approx(losses, rel=1e-4), name
 
 
 def test_parts_of_a_batch_take_the_step_of_the_whole() -> None:

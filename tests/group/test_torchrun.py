@@ -13,8 +13,19 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from test_group import start_ranks
-from torchruns import HERE, TINY_CNN, ended, losses, same_weights, step_of, torchrun, wait_for, workers
+from test_group import free_port, start_ranks
+from torchruns import (
+    HERE,
+    TINY_CNN,
+    ended,
+    losses,
+    one_of_two_machines,
+    same_weights,
+    step_of,
+    torchrun,
+    wait_for,
+    workers,
+)
 
 from capsnet.cli import main
 from capsnet.io import checkpoint
@@ -90,6 +101,26 @@ def test_processes_killed_at_random_moments_change_nothing(tmp_path: Path) -> No
     assert said.count("test error") == 1
     assert same_weights(run, tmp_path / "quiet" / RUN)
     assert not list(run.glob(".*.part"))
+
+
+@pytest.mark.slow
+def test_two_machines_without_a_shared_folder_train_together(tmp_path: Path) -> None:
+    """Two torchruns that meet at an address, each in a folder of its own; the process of one of them is killed."""
+    quiet = tmp_path / "quiet"
+    undisturbed = start_ranks(["-m", "capsnet", *TRAIN, "--out", str(quiet)])
+    port, folders = free_port(), [tmp_path / "one", tmp_path / "two"]
+    for folder in folders:
+        folder.mkdir()
+    agents = [one_of_two_machines(folder, port, *TRAIN, "--out", "run") for folder in folders]
+    wait_for(lambda: any(step_of(folder / "run") > 2 for folder in folders))
+    (other,) = (agent for agent, folder in zip(agents, folders, strict=True) if not (folder / "run").exists())
+    os.kill(workers(other)[1], signal.SIGKILL)
+    said = [ended(agent, folder) for agent, folder in zip(agents, folders, strict=True)]
+    for process in undisturbed:
+        process.communicate(timeout=200)
+    assert "".join(said).count("test error") == 1
+    (run,) = (folder / "run" for folder in folders if (folder / "run").exists())
+    assert same_weights(run, quiet)
 
 
 @pytest.mark.slow

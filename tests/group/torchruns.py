@@ -25,8 +25,19 @@ TINY_CNN = [
 
 def torchrun(folder: Path, *words: str, size: int = 2, restarts: int = 9, **environment: str) -> subprocess.Popen[str]:
     """`torchrun -m capsnet WORDS` in a folder; what it says goes to the file `said` there."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(size)]
-    command += ["--max-restarts", str(restarts), "--monitor-interval", "0.1", "-m", "capsnet", *words]
+    options = ["--standalone", "--nproc-per-node", str(size), "--max-restarts", str(restarts)]
+    return started(folder, [*options, "-m", "capsnet", *words], environment)
+
+
+def one_of_two_machines(folder: Path, port: int, *words: str) -> subprocess.Popen[str]:
+    """The torchrun of one machine of two, with a process of its own."""
+    options = ["--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--max-restarts", "9"]
+    options += ["--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "test"]
+    return started(folder, [*options, "-m", "capsnet", *words], {})
+
+
+def started(folder: Path, words: list[str], environment: dict[str, str]) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "torch.distributed.run", "--monitor-interval", "0.1", *words]
     with (folder / "said").open("w") as said:
         return subprocess.Popen(
             command, cwd=folder, env={**os.environ, "OMP_NUM_THREADS": "1", **environment}, text=True,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from capsnet.bench_processes import LINKS, MACHINES, expected, pairs
+from capsnet.bench_processes import CORES, LINKS, MACHINES, expected, pairs
 from tables import ROOT, read, table
 from tables.speed import machine
 
@@ -60,17 +60,30 @@ def scaling() -> str:
     """The expected efficiency on many machines."""
     if not is_measured():
         return MISSING
-    rows = []
-    for alone, step in pairs(read(NAME)["processes"]):
-        for gigabits in LINKS:
-            found = [expected(step, alone["seconds"], n, gigabits) for n in MACHINES[1:]]
-            cells = [f"{100 * each.efficiency:.0f} %" for each in found]
-            rows.append((f"`{step['network']}`", f"{gigabits} Gbit/s", *cells, f"{1e3 * found[-1].exposed:.0f}",
-                         f"{1e3 * found[-1].blocking:.0f}"))  # fmt: skip
+    rows = [
+        (f"`{step['network']}`", f"{cores}", f"{gigabits} Gbit/s", *cells(step, alone["seconds"] / cores, gigabits))
+        for alone, step in pairs(read(NAME)["processes"])
+        for cores in CORES
+        for gigabits in LINKS
+    ]
     last = MACHINES[-1]
-    columns = ["preset", "link", *map(str, MACHINES[1:]), f"exposed at {last}, ms", f"blocking at {last}, ms"]
+    columns = [
+        "preset",
+        "machine",
+        "link",
+        *map(str, MACHINES[1:]),
+        f"exposed at {last}, ms",
+        f"blocking at {last}, ms",
+    ]
     picture = "![Expected efficiency against the number of machines](images/scaling.png)\n\n"
     return (picture if (ROOT / "docs" / "images" / "scaling.png").exists() else "") + table(columns, rows)
+
+
+def cells(step: dict[str, Any], alone: float, gigabits: float) -> list[str]:
+    """Efficiency by number of machines, and what the last of them waits for."""
+    found = [expected(step, alone, n, gigabits) for n in MACHINES[1:]]
+    waits = [f"{1e3 * seconds:.0f}" for seconds in (found[-1].exposed, found[-1].blocking)]
+    return [*(f"{100 * each.efficiency:.0f} %" for each in found), *waits]
 
 
 TABLES: dict[str, Callable[[], str]] = {"processes": measured, "scaling": scaling}

@@ -150,8 +150,8 @@ def start_beside(config: Config, name: str) -> loop.Run:
     """Start a run in runs/NAME, or in runs/NAME-2, -3, … if that exists."""
     for folder in folders(name):
         free = current().from_leader(lambda folder=folder: is_free(folder))  # type: ignore[misc]
-        with suppress(runs.Taken):  # another process may be faster
-            if free:
+        if free:
+            with suppress(*[runs.Taken] * (current().size == 1)):  # another process may be faster
                 return loop.start(config, folder)
     raise AssertionError("there is always a next number")
 

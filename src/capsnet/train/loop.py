@@ -170,6 +170,7 @@ def begin(config: Config, folder: Path, stem: nn.Module | None = None) -> Run:
     if config.init:
         run.model.loaded = report = start_from(run.model, config.init)
         run.origin = report.record()
+    run.group.align(run.model)  # processors of different kinds may round differently
     return run
 
 
