@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,15 @@ from typing import Any
 import pytest
 import ranks
 import torch
+import torch.distributed as dist
 from bars import CONFIGS, TINY, toy_set, toy_splits
 
 from capsnet.errors import UserError
 from capsnet.evaluate import evaluate
 from capsnet.group.base import Group
-from capsnet.group.launch import launch
-from capsnet.group.watch import missing_text
+from capsnet.group.launch import Launch, launch
+from capsnet.group.member import meet, wait_for_all
+from capsnet.group.watch import Watch, missing_text
 from capsnet.models.registry import build
 from capsnet.nn.shares import Share, batch_moments, prepare, within
 from capsnet.train import loop
@@ -149,6 +152,28 @@ def test_whoever_is_missing_is_named() -> None:
     text = missing_text(places, 9, "step 8", 30)
     assert text.startswith("rank 1 on bob and rank 2 are missing: they have not reached step 8 within 30 s")
     assert "all 1 processes reached step 8" in missing_text({0: (9, "step 8", "ann")}, 9, "step 8", 30)
+
+
+def test_a_new_attempt_does_not_hear_the_answers_of_the_last() -> None:
+    """Each attempt has a number that all of its processes know, although a question of a dead one is still there."""
+    store = dist.HashStore()  # outlives the attempts, as that of torchrun does
+    first, second = (Launch(rank, 2, 0, 0, None, 20.0) for rank in range(2))
+    met = []
+
+    def join(launch: Launch) -> None:
+        number, restarts = meet(launch, store)
+        met.append((number, restarts))
+        launch = replace(launch, restarts=restarts)
+        wait_for_all(launch, Watch(launch, *[dist.PrefixStore(str(number), store)] * 2), store, number)
+
+    for attempt in (1, 2):
+        store.set("capsnet/asks/1", "a word of a process that was killed")
+        threads = [threading.Thread(target=join, args=[launch]) for launch in (second, first)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert met[-2:] == [(attempt, attempt - 1)] * 2
 
 
 def test_a_process_that_waits_names_the_one_that_never_came() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from capsnet.bench_processes import CORES, LINKS, MACHINES, expected, pairs
@@ -79,7 +79,7 @@ def scaling() -> str:
     return (picture if (ROOT / "docs" / "images" / "scaling.png").exists() else "") + table(columns, rows)
 
 
-def cells(step: dict[str, Any], alone: float, gigabits: float) -> list[str]:
+def cells(step: Mapping[str, Any], alone: float, gigabits: float) -> list[str]:
     """Efficiency by number of machines, and what the last of them waits for."""
     found = [expected(step, alone, n, gigabits) for n in MACHINES[1:]]
     waits = [f"{1e3 * seconds:.0f}" for seconds in (found[-1].exposed, found[-1].blocking)]

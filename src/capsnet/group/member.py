@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import sys
 import time
 import traceback
+import uuid
 from collections.abc import Callable
 from contextlib import ExitStack, redirect_stderr, redirect_stdout
+from dataclasses import replace
 from datetime import timedelta
 from typing import TextIO
 
@@ -45,40 +48,64 @@ def take_part(launch: Launch, work: Callable[[], int]) -> int:
             stack.enter_context(redirect_stdout(silence))
             stack.enter_context(redirect_stderr(silence))
         try:
-            watch = join(launch)
+            launch, watch = join(launch)
         except UserError as error:
             return complain(str(error), stderr) if not launch.rank else FAILED
         return as_member(launch, watch, work, stderr)
 
 
-def join(launch: Launch) -> Watch:
+def join(launch: Launch) -> tuple[Launch, Watch]:
     """Meet the other processes; whoever does not come within the limit is named."""
-    limit = timedelta(seconds=launch.limit)
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    torchruns = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    limit = timedelta(seconds=launch.limit)
+    longer = timedelta(seconds=2 * launch.limit + 60)  # the watch is the first to notice, and knows names
 
     def client(serves: bool) -> dist.Store:
-        found = dist.TCPStore(address, port, launch.size, serves, limit, wait_for_workers=False, multi_tenant=True)
-        return dist.PrefixStore(f"capsnet/{launch.restarts}", found)
+        return dist.TCPStore(address, port, launch.size, serves, limit, wait_for_workers=False, multi_tenant=True)
 
-    ours = client(launch.rank == 0 and not torchruns)
-    watch = Watch(launch, ours, client(False))
-    wait_for_all(launch, watch)
-    kinds = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    torchruns = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    shared = client(launch.rank == 0 and not torchruns)
+    number, restarts = meet(launch, shared)
+    ours, own = (dist.PrefixStore(f"capsnet/{number}", store) for store in (shared, client(False)))
+    launch = replace(launch, restarts=restarts)
+    watch = Watch(launch, ours, own)
+    wait_for_all(launch, watch, shared, number)
     if torch.cuda.is_available():
         torch.cuda.set_device(launch.local_rank)
-    longer = timedelta(seconds=2 * launch.limit + 60)  # the watch is the first to notice, and knows names
-    dist.init_process_group(
-        kinds, store=dist.PrefixStore("torch", ours), rank=launch.rank, world_size=launch.size, timeout=longer
-    )
+    kinds = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    store = dist.PrefixStore("torch", ours)
+    dist.init_process_group(kinds, store=store, rank=launch.rank, world_size=launch.size, timeout=longer)
     watch.start()
-    return watch
+    return launch, watch
 
 
-def wait_for_all(launch: Launch, watch: Watch) -> None:
-    """Wait until every process has written its place in the store."""
+def meet(launch: Launch, store: dist.Store) -> tuple[int, int]:
+    """The number of this attempt and how often the group was restarted, from rank 0.
+
+    The store of torchrun outlives an attempt, and a machine counts only its own failures as restarts. So rank 0 numbers
+    the attempts, and every other process asks with a word of its own, because an older answer may still be there.
+    """
+    if not launch.rank:
+        number = store.add("capsnet/attempts", 1)
+        return number, max(number - 1, launch.restarts)
+    word = uuid.uuid4().hex
+    store.set(f"capsnet/asks/{launch.rank}", word)
+    end = time.monotonic() + launch.limit
+    while not store.check([f"capsnet/told/{word}"]):
+        if time.monotonic() > end:
+            raise UserError(f"rank 0 has not started within {launch.limit:g} s: look at the messages of its machine.")
+        time.sleep(0.05)
+    number, restarts = json.loads(store.get(f"capsnet/told/{word}"))
+    return number, restarts
+
+
+def wait_for_all(launch: Launch, watch: Watch, store: dist.Store, number: int) -> None:
+    """Wait until every process has written its place in the store; rank 0 tells them the attempt."""
     end = time.monotonic() + launch.limit
     while missing := [rank for rank, place in watch.places().items() if place[0] < 0]:
+        for asks in [f"capsnet/asks/{rank}" for rank in missing if launch.rank == 0]:
+            if store.check([asks]):
+                store.set(f"capsnet/told/{store.get(asks).decode()}", json.dumps([number, launch.restarts]))
         if time.monotonic() > end:
             raise UserError(
                 f"rank {', '.join(map(str, missing))} of {launch.size} has not started within {launch.limit:g} s: "
