@@ -14,15 +14,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from capsnet import bench, bench_grid, kernels, load_plugin
+from capsnet import bench, bench_grid, bench_processes, kernels, load_plugin
 from capsnet.cli import main
 from capsnet.cli.bench import network_of
 from capsnet.errors import UserError
 from capsnet.models.branched import BranchedConfig
 from capsnet.models.capsnet import CapsNet
 from capsnet.models.config import CapsNetConfig
-from capsnet.models.registry import MODELS, parameters
+from capsnet.models.registry import MODELS, build, parameters
 from capsnet.routing.options import DynamicOptions
+from capsnet.train.presets import get_preset
 
 RATIOS = (
     "train_ratio_fp32",
@@ -140,6 +141,8 @@ def test_a_step_is_divided_into_the_parts_that_a_model_names(kind: str) -> None:
         (["--data", "--images", "100"], "--images should be at least 256"),
         (["--data", "--network", "best"], "--data does not use --network"),
         (["--grid", "--large"], "--grid does not use --large"),
+        (["--processes", "1,2", "--network", "best"], "--processes does not use --network"),
+        (["--processes", "one"], "--processes is 'one': give numbers of processes, such as 1,2"),
     ],
 )
 def test_impossible_benchmarks_are_refused_at_once(
@@ -280,3 +283,30 @@ def test_data_in_memory_and_on_disk_are_compared(
     assert min(disk["ratio"], cold["ratio"], disk["batches"]) > 0
     assert disk["peak_mb"] - disk["above_network_mb"] == pytest.approx(memory["peak_mb"] - memory["above_network_mb"])
     assert not list((tmp_path / "cache").iterdir())  # it leaves nothing behind
+
+
+def test_many_machines_wait_for_what_cannot_overlap() -> None:
+    """Ten megabytes on four machines with links of 10 Gbit/s, by hand: 2 · 3 · (1e7 / (4 · 1.25e9) + 5 · 50e-6)."""
+    step = {"gradient_bytes": 10**7, "buckets": 5, "last_bucket_bytes": 10**6, "other_bytes": 0, "other_exchanges": 2}
+    found = bench_processes.expected(step, 0.012, 4, 10)
+    assert found.exposed == pytest.approx(6 * (1e7 / 5e9 + 250e-6) - 0.008)  # backward hides two thirds of a step
+    assert found.blocking == pytest.approx(6 * 2 * 50e-6)
+    assert found.efficiency == pytest.approx(0.012 / (0.012 + found.exposed + found.blocking))
+    slow = bench_processes.expected(step, 1.0, 4, 10)
+    assert slow.exposed == pytest.approx(6 * (1e6 / 5e9 + 50e-6))  # the last bucket alone
+    assert bench_processes.expected(step, 1.0, 1, 10).efficiency == 1
+
+
+@pytest.mark.slow
+def test_two_processes_tell_what_they_exchange() -> None:
+    step = bench_processes.measured("quick", 2, 4, 1, 1)
+    assert step.gradient_bytes == 4 * step.parameters
+    assert step.other_exchanges == 1 + 2 * norms_of("quick")
+    assert 0 < step.waiting_percent < 100
+    with pytest.raises(UserError, match="papr cannot be measured in 2 processes: there is no preset 'papr'"):
+        bench_processes.measured("papr", 2, 4, 1, 1)
+
+
+def norms_of(preset: str) -> int:
+    model = build(get_preset(preset).model)
+    return sum(isinstance(module, torch.nn.BatchNorm2d) for module in model.modules())

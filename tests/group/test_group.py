@@ -184,3 +184,14 @@ def test_a_process_that_waits_names_the_one_that_never_came() -> None:
     assert waiting.returncode == 2
     assert err.count("capsnet: ") == 1
     assert "rank 1 of 2 has not started within 4 s" in err
+
+
+@pytest.mark.slow
+def test_the_others_say_that_rank_0_never_came() -> None:
+    absent, waiting = start_ranks([str(HERE / "ranks.py"), "/nowhere"], CAPSNET_WAIT="4")
+    absent.kill()
+    absent.communicate()
+    _, err = waiting.communicate(timeout=60)
+    assert waiting.returncode == 2
+    assert "does not answer" in err
+    assert "is rank 0 running?" in err

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from capsnet.errors import UserError
 from capsnet.group.base import Group, member_of
 from capsnet.group.launch import Launch
-from capsnet.group.processes import Processes
+from capsnet.group.processes import Processes, first_line
 from capsnet.group.watch import FAILED, Lost, Watch, has_failed_for_good
 
 HEAD_START = 1.0  # seconds that rank 0 has to report a mistake that all processes make
@@ -32,6 +32,10 @@ class Started(Group):
 
     def __init__(self, launch: Launch) -> None:
         self.restarts = launch.restarts
+
+
+class NoLeader(UserError):
+    """Rank 0 is missing."""
 
 
 def take_part(launch: Launch, work: Callable[[], int]) -> int:
@@ -50,7 +54,8 @@ def take_part(launch: Launch, work: Callable[[], int]) -> int:
         try:
             launch, watch = join(launch)
         except UserError as error:
-            return complain(str(error), stderr) if not launch.rank else FAILED
+            first = 1 if isinstance(error, NoLeader) else 0  # of those that know
+            return complain(str(error), stderr) if launch.rank == first else FAILED
         return as_member(launch, watch, work, stderr)
 
 
@@ -61,7 +66,10 @@ def join(launch: Launch) -> tuple[Launch, Watch]:
     longer = timedelta(seconds=2 * launch.limit + 60)  # the watch is the first to notice, and knows names
 
     def client(serves: bool) -> dist.Store:
-        return dist.TCPStore(address, port, launch.size, serves, limit, wait_for_workers=False, multi_tenant=True)
+        try:
+            return dist.TCPStore(address, port, launch.size, serves, limit, wait_for_workers=False, multi_tenant=True)
+        except RuntimeError as error:
+            raise NoLeader(f"{address}:{port} does not answer ({first_line(error)}): is rank 0 running?") from None
 
     torchruns = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     shared = client(launch.rank == 0 and not torchruns)
@@ -93,7 +101,7 @@ def meet(launch: Launch, store: dist.Store) -> tuple[int, int]:
     end = time.monotonic() + launch.limit
     while not store.check([f"capsnet/told/{word}"]):
         if time.monotonic() > end:
-            raise UserError(f"rank 0 has not started within {launch.limit:g} s: look at the messages of its machine.")
+            raise NoLeader(f"rank 0 has not started within {launch.limit:g} s: look at the messages of its machine.")
         time.sleep(0.05)
     number, restarts = json.loads(store.get(f"capsnet/told/{word}"))
     return number, restarts
