@@ -270,6 +270,28 @@ def test_a_disk_that_is_too_small_is_one_sentence(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.usefixtures("on_disk")
+def test_a_cache_of_which_a_part_was_deleted_is_made_again(tmp_path: Path, cache: Path) -> None:
+    root = draw(tmp_path / "photos", 10)
+    wanted = load(f"folder:{root}").train.checksum()
+    for name, decoded in (("pixels-3", 10), ("marks-3", 10)):
+        (complete(cache)[0] / name).unlink()
+        Here.decoded = 0
+        assert load(f"folder:{root}").train.checksum() == wanted
+        assert Here.decoded == decoded
+
+
+@pytest.mark.usefixtures("on_disk")
+def test_a_cache_that_was_never_completed_goes_when_the_files_have_changed(tmp_path: Path, cache: Path) -> None:
+    root = draw(tmp_path / "photos", 10)
+    load(f"folder:{root}")
+    (old,) = complete(cache)
+    (old / "done.json").unlink()
+    (root / "cat" / "000.png").unlink()
+    load(f"folder:{root}")
+    assert [path.name for path in cache.iterdir()] == [complete(cache)[0].name]
+
+
+@pytest.mark.usefixtures("on_disk")
 def test_the_caches_together_are_bounded_and_the_least_used_goes_first(
     tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

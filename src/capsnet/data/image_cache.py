@@ -23,7 +23,7 @@ import os
 import shutil
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -81,11 +81,12 @@ def decode_into_cache(paths: Sequence[Path], request: Request) -> Decoded:
     folder = caches() / f"{source_of(request)}-{hashlib.sha256(content).hexdigest()[:16]}"
     cache = ImageCache(folder, request, [str(paths[k]) for k in order], content)
     with stored_in(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        with Lock(folder, lambda: say(f"Another process is decoding {request.spec.text}; waiting for it.")):
-            if not (folder / DONE).is_file():
-                build(cache)
-            return opened(cache, np.argsort(order))
+        if not is_complete(cache):
+            folder.mkdir(parents=True, exist_ok=True)
+            with Lock(folder, lambda: say(f"Another process is decoding {request.spec.text}; waiting for it.")):
+                if not is_complete(cache):
+                    build(cache)
+        return opened(cache, np.argsort(order))
 
 
 def caches() -> Path:
@@ -127,9 +128,20 @@ def stored_in(folder: Path) -> Iterator[None]:
 # --------------------------------------------------------------------------------------------------------- reading
 
 
+def is_complete(cache: ImageCache) -> bool:
+    """Whether everything is decoded, and no file was deleted or cut since."""
+    if not (cache.folder / DONE).is_file():
+        return False
+    c, h, w = json.loads((cache.folder / DONE).read_text())["shape"]
+    n = len(cache.paths)
+    sizes = {cache.pixels(c): n * c * h * w, cache.marks(c): 8 * n}
+    return all(path.is_file() and path.stat().st_size == size for path, size in sizes.items())
+
+
 def opened(cache: ImageCache, row_of: np.ndarray) -> Decoded:
     """A complete cache; `row_of` says which row belongs to each file."""
-    os.utime(cache.folder / DONE)  # used just now
+    with suppress(OSError):  # somebody else's cache, which we may only read
+        os.utime(cache.folder / DONE)  # used just now
     done = json.loads((cache.folder / DONE).read_text())
     tell(done["problems"])
     marks = np.fromfile(cache.marks(done["shape"][0]), np.int64)
@@ -147,30 +159,38 @@ def opened(cache: ImageCache, row_of: np.ndarray) -> Decoded:
 
 def build(cache: ImageCache) -> None:
     """Decode what is not there yet, and write `done.json`."""
-    n, c = len(cache.paths), cache.request.channels or 3
+    (cache.folder / DONE).unlink(missing_ok=True)
     write_bytes(cache.folder / ABOUT, json.dumps(place_of(cache.request.spec)).encode())
     write_bytes(cache.folder / FILES, cache.facts)
-    with Decoders() as decoders:
-        h, w = size_of_all(cache, decoders)
-        check_space(cache, n * c * h * w)
-        images, marks = writable(cache, (n, c, h, w))
-        keep_what_is_right(images, marks)
-        copy_unchanged(cache, images, marks)
-        problems = decode_others(cache, decoders, images, marks)
+    images, marks, problems = decode_all(cache)
     if not cache.request.channels and not (marks >> 32 == Kind.COLOUR).any():
         images, marks = without_colour(cache, images, marks)
     images.flush()
     marks.flush()
-    done = {"shape": images.shape[1:], "problems": problems}
-    write_bytes(cache.folder / DONE, json.dumps(done).encode())
+    write_bytes(cache.folder / DONE, json.dumps({"shape": images.shape[1:], "problems": problems}).encode())
     for other in {1, 3} - {images.shape[1]}:
         for path in (cache.pixels(other), cache.marks(other)):
             path.unlink(missing_ok=True)
     make_room(cache)
 
 
+def decode_all(cache: ImageCache) -> tuple[np.memmap, np.memmap, list[str]]:
+    """The images, their marks, and what is wrong with some files."""
+    n, c = len(cache.paths), cache.request.channels or 3
+    with Decoders() as decoders:
+        h, w = size_of_all(cache, decoders)
+        check_space(cache, size := n * c * h * w)
+        say(f"Decoding {n:,} images of {cache.request.spec.text}, once, into {cache.folder} ({size / 1e9:.1f} GB).")
+        images, marks = writable(cache, (n, c, h, w))
+        keep_what_is_right(images, marks)
+        copy_unchanged(cache, images, marks)
+        return images, marks, decode_others(cache, decoders, images, marks)
+
+
 def size_of_all(cache: ImageCache, decoders: Decoders) -> tuple[int, int]:
     """(h, w) of every image: as requested, or their common size. It is found as soon as two of them differ."""
+    from capsnet.terminal import Counter
+
     path = cache.folder / SIZE
     if cache.request.size:
         return cache.request.size
@@ -178,10 +198,12 @@ def size_of_all(cache: ImageCache, decoders: Decoders) -> tuple[int, int]:
         h, w = json.loads(path.read_text())
         return h, w
     sizes: set[tuple[int, int]] = set()
-    for found in decoders.sizes(cache.paths):
-        sizes |= found
-        if len(sizes) > 1:
-            break
+    with Counter("reading image headers", len(cache.paths)) as report:
+        for number, found in enumerate(decoders.sizes(cache.paths), 1):
+            sizes |= found
+            report(min(number * CHUNK, len(cache.paths)))
+            if len(sizes) > 1:
+                break
     h, w = common_size(sizes) if sizes else (1, 1)  # nothing can be read, which `opened` reports
     write_bytes(path, json.dumps((h, w)).encode())
     return h, w
@@ -220,7 +242,9 @@ def keep_what_is_right(images: np.ndarray, marks: np.ndarray) -> None:
 
 def copy_unchanged(cache: ImageCache, images: np.ndarray, marks: np.ndarray) -> None:
     """Copy the images of files that have not changed from the caches that this one replaces."""
-    for old in complete(cache.folder.parent, cache.source):
+    for old in known(cache.source):
+        if not (old / DONE).exists():
+            continue
         shape = json.loads((old / DONE).read_text())["shape"]
         if tuple(shape[1:]) != images.shape[2:]:
             continue
@@ -280,16 +304,21 @@ class Pruned:
     deleted: bool
 
 
-def complete(folder: Path, source: str = "*") -> list[Path]:
-    """The complete caches, those that were used last first."""
-    found = [path.parent for path in folder.glob(f"{source}-*/{DONE}")]
-    return sorted(found, key=lambda path: (path / DONE).stat().st_mtime, reverse=True)
+def known(source: str = "*") -> list[Path]:
+    """The folders of caches, those that were used last first, also if they are not complete."""
+    found = [path.parent for path in caches().glob(f"{source}-*/{ABOUT}")]
+    return sorted(found, key=last_use, reverse=True)
+
+
+def last_use(folder: Path) -> float:
+    done = folder / DONE
+    return (done if done.exists() else folder).stat().st_mtime
 
 
 def make_room(cache: ImageCache) -> None:
     """Delete older versions of this cache, and others that are too much."""
     kept = bytes_of(cache.folder)
-    for other in complete(cache.folder.parent):
+    for other in known():
         if other != cache.folder:
             kept += (size := bytes_of(other))
             if kept > MOST_BYTES or other.name.startswith(f"{cache.source}-"):
