@@ -263,8 +263,8 @@ def multiply(
         torch.mm(phase.G, taps_of_phase, out=U)
         factors = V.view(-1, rows, c), U.view(-1, o, c).transpose(1, 2)
         if flat.dtype != torch.float32:  # the sum over the phases stays in float32
-            product = torch.bmm(*factors)
-            total[phase.products] = product if phase is plan.phases[0] else total[phase.products] + product
+            product, place = torch.bmm(*factors), total[phase.products]
+            place.copy_(product) if phase is plan.phases[0] else place.add_(product)
         elif phase is plan.phases[0]:  # it takes part in all the products
             torch.bmm(*factors, out=total)
         else:
