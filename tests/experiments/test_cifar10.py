@@ -7,6 +7,7 @@ import torch
 from capsnet.experiments.cifar10 import LINEAR, ROUTINGS, Cifar10, compared, cost, line_of
 from capsnet.experiments.core.plan import Record
 from capsnet.models.registry import build
+from capsnet.train.presets import get_preset
 
 
 def record(head: str, seed: int, error: float, seconds: float = 0.1, parameters: int = 1000) -> Record:
@@ -24,7 +25,7 @@ def test_every_head_has_the_same_stem_and_training() -> None:
     shapes = set()
     for row in rows:
         assert row.config is not None
-        assert (row.config.lr, row.config.seed, row.config.validation) == (0.003, 1, 0)
+        assert (row.config.lr, row.config.seed, row.config.validation) == (get_preset("cifar10").lr, 1, 0)
         state = build(row.config.model, device=torch.device("meta")).state_dict()
         shapes.add(tuple((name, value.shape) for name, value in state.items() if name.startswith("stem.")))
     assert len(shapes) == 1
