@@ -39,11 +39,12 @@ MAY_IMPORT = {
     "nn.losses": {"errors", "nn.functional", "nn.options"},
     "kernels": {"errors", "nn.functional", "routing"},  # of routing the options alone
     "routing": {"errors", "lazy", "ranges", "registry", "nn.functional", "nn.shares", "kernels"},
+    "sync": {"errors"},
     "nn.decoder": {"errors", "kernels", "nn.initial", "nn.options"},
     "nn.layers": {"errors", "kernels", "routing", "nn.functional", "nn.initial", "nn.options"},
     "nn.residual": {"errors", "nn.layers"},
     "data": {"errors", "files", "lazy", "notice", "processes", "registry", "terminal", "nn.functional"},
-    "models": {"errors", "lazy", "ranges", "records", "registry", "kernels", "routing", "data"}
+    "models": {"errors", "lazy", "ranges", "records", "registry", "kernels", "routing", "sync", "data"}
     | {f"nn.{name}" for name in ("functional", "options", "losses", "layers", "conv", "residual", "decoder")},
     "train.config": {"ranges", "data", "models"},
     "evaluate": {"errors", "nn.functional", "data", "models", "group"},

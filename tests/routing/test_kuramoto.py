@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -78,7 +79,7 @@ def test_the_trace_has_the_oscillators_of_every_step() -> None:
     torch.testing.assert_close(trace.logits[1:], in_phase)
 
 
-def built(votes: Tensor, kappa: float, **options: float) -> KuramotoRouting:
+def built(votes: Tensor, kappa: float, **options: Any) -> KuramotoRouting:
     routing = KuramotoRouting(**options)
     routing.kappa = nn.Parameter(torch.full((votes.shape[2],), kappa, dtype=votes.dtype))
     routing.sizes = layer_and_poses("kuramoto")[0].routing.sizes

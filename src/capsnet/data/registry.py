@@ -96,6 +96,7 @@ DATASETS = DatasetRegistry(
         "expanded-mnist": "capsnet.data.synthetic.affine",
         "affine-mnist": "capsnet.data.synthetic.affine",
         "affnist": "capsnet.data.affnist",
+        "digits-and-shapes": "capsnet.data.synthetic.shapes",
         "parts": "capsnet.data.synthetic.parts",
         "viewpoints": "capsnet.data.synthetic.viewpoints",
         "smallnorb": "capsnet.data.smallnorb",

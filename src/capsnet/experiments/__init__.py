@@ -27,6 +27,7 @@ EXPERIMENTS = {
     "depth": "depth.Depth",
     "viewpoints": "viewpoints.Viewpoints",
     "own-images": "own_images.OwnImages",
+    "synchrony": "synchrony.compare.Synchrony",
     "walkthrough": "walkthrough.Walkthrough",
 }
 

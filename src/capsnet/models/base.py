@@ -16,6 +16,7 @@ from capsnet.errors import UserError
 from capsnet.models.config import LossConfig, ModelConfig
 from capsnet.nn.losses import classification_loss, margin_loss, reconstruction_loss, spread_loss
 from capsnet.routing.base import Trace
+from capsnet.sync.kuramoto import Oscillations
 
 if TYPE_CHECKING:
     from capsnet.data.examples import Batch
@@ -32,6 +33,7 @@ class Output(NamedTuple):
     primary: Tensor | None = None  # (b, i, p) poses of the primary capsules; None without capsules
     logits: Tensor | None = None  # (b, j) from which the activations were computed, if there are any
     trace: Trace | None = None  # of the last layer's routing, if asked for
+    oscillations: Oscillations | None = None  # of a synchronisation network, if a trace is asked for
 
 
 class Prediction(NamedTuple):

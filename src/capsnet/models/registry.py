@@ -38,6 +38,7 @@ MODELS = ModelRegistry(
         "efficient": "capsnet.models.efficient",
         "resnet": "capsnet.models.resnet",
         "matrix": "capsnet.models.matrix",
+        "sync": "capsnet.models.sync",
     },
 )
 

@@ -1,0 +1,12 @@
+"""Synchronisation: layers whose units have an amplitude and a phase, and operators that decouple norm from angle.
+
+    waves.py      a unit with amplitude and phase; complex convolution and complex linear layer
+    kuramoto.py   oscillators on a grid with a learnt coupling kernel
+
+Phases are pairs of real tensors, never complex ones, so that every layer compiles and exports.
+"""
+
+from capsnet.sync.kuramoto import KuramotoLayer, Oscillations
+from capsnet.sync.waves import ComplexConv2d, ComplexLinear, Waves
+
+__all__ = ["ComplexConv2d", "ComplexLinear", "KuramotoLayer", "Oscillations", "Waves"]
