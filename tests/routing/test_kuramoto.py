@@ -59,6 +59,21 @@ def test_kuramoto_routing_is_the_literal_loop(shared: bool, iterations: int) -> 
     assert_equal(layer.route(poses).poses, expected)
 
 
+@pytest.mark.parametrize("iterations", [1, 2, 5])
+@pytest.mark.parametrize("scale", [1e-6, 0.1, 3.0])
+def test_without_a_trace_the_oscillators_are_the_same_gradients_too(scale: float, iterations: int) -> None:
+    layer, poses = layer_and_poses("kuramoto", iterations=iterations)
+    poses = (scale * poses).requires_grad_()
+    found = []
+    for trace in (False, True):
+        routed = layer.route(poses, trace=trace)
+        towards = torch.arange(routed.poses.numel(), dtype=poses.dtype).view_as(routed.poses).sin()
+        inputs = [poses, layer.weight, *([layer.routing.kappa] if iterations > 1 else [])]
+        found.append([routed.poses, *torch.autograd.grad((routed.poses * towards).sum(), inputs)])
+    for lean, plain in zip(*found, strict=True):
+        torch.testing.assert_close(lean, plain, rtol=1e-7, atol=1e-7 * float(plain.detach().abs().max()))
+
+
 def test_one_iteration_is_uniform_routing() -> None:
     layer, poses = layer_and_poses("kuramoto", iterations=1)
     expected = UniformRouting()(poses, layer.weight)

@@ -27,7 +27,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from capsnet.nn.functional import at_least_float32, lengths, squash
+from capsnet.nn.functional import EPS, at_least_float32, lengths, squash
 from capsnet.ranges import check_range
 from capsnet.routing.base import Parents, Routed, Routing, Sizes, Trace, register
 from capsnet.routing.options import IterativeOptions
@@ -71,9 +71,13 @@ class KuramotoRouting(Routing):
         return tensor
 
     def route(self, u_hat: Tensor, a: Tensor | None, parents: Parents, trace: bool) -> Routed:
-        """The equations above. u_hat (b, i, j, q) → v (b, j, q)."""
+        """u_hat (b, i, j, q) → v (b, j, q). Oscillators are only stored for a trace."""
         self.check_built()
         kappa = at_least_float32(self.kappa)
+        return self.oscillate(u_hat, kappa, parents) if trace else self.entrain(u_hat, kappa, parents)
+
+    def oscillate(self, u_hat: Tensor, kappa: Tensor, parents: Parents) -> Routed:
+        """The equations above, as they are written, with their trace."""
         amplitude = lengths(u_hat)  # b i j
         x = own = u_hat / amplitude.unsqueeze(-1)
         b_ij = u_hat.new_zeros(u_hat.shape[:-1])
@@ -86,11 +90,48 @@ class KuramotoRouting(Routing):
                 field = (kappa.unsqueeze(-1) * v_j).unsqueeze(1)  # b 1 j q
                 x = turned(x, own + c_ij.unsqueeze(-1) * field, self.options.step)
                 b_ij = (x * field).sum(-1)
-        if not trace:
-            return Routed(v_j, lengths(v_j))
         logits, couplings, outputs, oscillators = (torch.stack(x) for x in zip(*steps, strict=True))
         history = Trace(couplings, outputs, lengths(outputs), u_hat, logits, oscillators=oscillators)
         return Routed(v_j, lengths(v_j), history)
+
+    def entrain(self, u_hat: Tensor, kappa: Tensor, parents: Parents) -> Routed:
+        """The same with an eighth of the memory or less: x_ij stays in the span of its vote and the fields so far,
+
+            x_ij = α_ij e_ij + Σ_s β_ij^s v_j^s
+
+        so α and β (b, i, j) are all that has to be kept, and every inner product follows from e·v^s and v^r·v^s.
+        """
+        step, amplitude = self.options.step, lengths(u_hat)
+        own = squared = u_hat.square().sum(-1) / amplitude.square()  # e·e and x·x: 1, but for votes of no length
+        alpha, betas, fields, e_dot_v = torch.ones_like(amplitude), list[Tensor](), list[Tensor](), list[Tensor]()
+        b_ij = torch.zeros_like(amplitude)
+        for t in range(self.options.iterations):
+            c_ij = parents.softmax(b_ij)
+            s_j = torch.einsum("bij,bijq->bjq", c_ij * alpha, u_hat)
+            for beta, v in zip(betas, fields, strict=True):
+                s_j = s_j + (c_ij * amplitude * beta).sum(1).unsqueeze(-1) * v
+            v_j = squash(s_j)
+            if t == self.options.iterations - 1:
+                return Routed(v_j, lengths(v_j))
+            fields.append(v_j)
+            e_dot_v.append(torch.einsum("bijq,bjq->bij", u_hat, v_j) / amplitude)
+            pull, v_dot_v = kappa * c_ij, [(v * v_j).sum(-1).unsqueeze(1) for v in fields]  # v_dot_v: b 1 j
+            x_dot_e = alpha * own + sum_of(betas, e_dot_v)
+            x_dot_v = alpha * e_dot_v[-1] + sum_of(betas, v_dot_v)
+            x_dot_f = x_dot_e + pull * x_dot_v
+            f_dot_f = own + 2 * pull * e_dot_v[-1] + pull.square() * v_dot_v[-1]
+            kept = 1 - step * x_dot_f
+            moved = (kept.square() * squared + 2 * step * kept * x_dot_f + step**2 * f_dot_f).clamp(min=0)
+            length = torch.sqrt(moved + EPS)
+            alpha, squared = (kept * alpha + step) / length, moved / length.square()
+            betas = [kept * beta / length for beta in betas] + [step * pull / length]
+            b_ij = kappa * (alpha * e_dot_v[-1] + sum_of(betas, v_dot_v))
+        raise AssertionError("there is at least one iteration")
+
+
+def sum_of(betas: list[Tensor], products: list[Tensor]) -> Tensor | float:
+    """Σ_s β^s times an inner product with v^s."""
+    return sum((beta * product for beta, product in zip(betas, products, strict=False)), start=0.0)
 
 
 def turned(x: Tensor, force: Tensor, step: float) -> Tensor:

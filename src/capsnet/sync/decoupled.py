@@ -4,26 +4,26 @@ A convolution is w·x = ‖w‖ ‖x‖ cos θ, for a filter w and a window x. A
 
     f(w, x) = h(‖w‖, ‖x‖) · g(θ)
 
-where h says how strong a response may be and g how it depends on the angle θ between them. With α = 1 everywhere and
-ρ the radius in which norms count in full, the paper's choices without ‖w‖ are
+where h says how strong a response may be and g how it depends on the angle θ between them. The paper's choices, with
+its scale α = 1 and a radius ρ:
 
-    sphere    h = 1                                                     norms do not count at all
-    linear    h = ‖x‖
-    ball      h = min(‖x‖, ρ) / ρ
-    tanh      h = tanh(‖x‖ / ρ)
-    segmented h = ‖x‖                 up to ρ, then ρ + ½ (‖x‖ − ρ)     two slopes
-    log       h = ln(1 + ‖x‖)
+    sphere        h = 1                                     SphereConv: norms do not count at all
+    ball          h = min(‖x‖, ρ) / ρ                       BallConv
+    tanh          h = tanh(‖x‖ / ρ)                         TanhConv
+    linear        h = ‖x‖                                   LinearConv
+    segmented     h = ‖x‖, beyond ρ: ρ + ½ (‖x‖ − ρ)        SegConv: two slopes
+    log           h = ln(1 + ‖x‖)                           LogConv
 
-    linear          g = 1 − 2θ/π
-    cosine          g = cos θ
-    square cosine   g = sign(cos θ) cos² θ
+    linear        g = 1 − 2θ/π
+    cosine        g = cos θ
+    square-cosine g = sign(cos θ) cos² θ
 
-`weighted` multiplies h by ‖w‖ (the paper's "weighted" operators); `linear` with `cosine` and `weighted` is then the
-ordinary convolution.
+`weighted` multiplies h by ‖w‖ (the paper's weighted operators): linear, cosine and weighted is the ordinary
+convolution.
 
-Deviations: ρ and α are fixed, not learnt; the second slope of `segmented` is half the first. Norms have an epsilon
-under their root, and the angle is taken from a cosine of at most 1 − 1e-6, where the gradient of arccos is finite. An
-empty window has a response of about 0, because its cosine is 0 (1 − 2θ/π and cos θ are then 0, too).
+Deviations: ρ is fixed, not learnt, and the second slope of SegConv is ½. Norms have an epsilon under their root, so
+that an empty window has a cosine of 0 and no response, and θ is taken from a cosine of at most 1 − 1e-6, because
+arccos is infinitely steep at 1.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ FLOOR = 1e-9  # under the root of a norm
 SLOPE = 0.5  # of segmented norms beyond the radius
 STEEPEST = 1 - 1e-6  # the largest cosine whose angle is taken
 
-Norms: Mapping[str, Callable[[Tensor, float], Tensor]] = {
+NORMS: Mapping[str, Callable[[Tensor, float], Tensor]] = {
     "sphere": lambda x, rho: torch.ones_like(x),
     "linear": lambda x, rho: x,
     "ball": lambda x, rho: x.clamp(max=rho) / rho,
@@ -50,7 +50,7 @@ Norms: Mapping[str, Callable[[Tensor, float], Tensor]] = {
     "segmented": lambda x, rho: x.clamp(max=rho) + SLOPE * (x - rho).clamp(min=0),
     "log": lambda x, rho: torch.log1p(x),
 }
-Angles: Mapping[str, Callable[[Tensor], Tensor]] = {
+ANGLES: Mapping[str, Callable[[Tensor], Tensor]] = {
     "linear": lambda cos: 1 - 2 / math.pi * torch.acos(cos.clamp(-STEEPEST, STEEPEST)),
     "cosine": lambda cos: cos,
     "square-cosine": lambda cos: cos * cos.abs(),
@@ -79,10 +79,10 @@ class DecoupledConv2d(nn.Module):
         **where: Any,
     ) -> None:
         super().__init__()
-        if norm not in Norms:
-            raise unknown("norm of a decoupled convolution", norm, Norms)
-        if angle not in Angles:
-            raise unknown("angle of a decoupled convolution", angle, Angles)
+        if norm not in NORMS:
+            raise unknown("norm of a decoupled convolution", norm, NORMS)
+        if angle not in ANGLES:
+            raise unknown("angle of a decoupled convolution", angle, ANGLES)
         if radius <= 0:
             raise UserError(f"radius={radius:g} should be positive: norms count in full up to it.")
         self.norm, self.angle, self.radius, self.weighted = norm, angle, radius, weighted
@@ -94,8 +94,8 @@ class DecoupledConv2d(nn.Module):
         of_x = self.norms_of_windows(x)  # b 1 h' w'
         of_w = torch.sqrt(self.weight.square().sum((1, 2, 3)) + FLOOR)[:, None, None]
         cos = F.conv2d(x, self.weight, stride=self.stride, padding=self.padding) / (of_x * of_w)
-        h = Norms[self.norm](of_x, self.radius)
-        return (h * of_w if self.weighted else h) * Angles[self.angle](cos)
+        h = NORMS[self.norm](of_x, self.radius)
+        return (h * of_w if self.weighted else h) * ANGLES[self.angle](cos)
 
     def norms_of_windows(self, x: Tensor) -> Tensor:
         """‖x‖ of every window: (b, c, h, w) → (b, 1, h', w')."""

@@ -39,6 +39,17 @@ class Centres:
         rows, columns = (self.nearest(side, units) for side, units in zip(shape, self.grid, strict=True))
         return cells[..., rows, :][..., columns]
 
+    def cell_of_pixels(self, shape: tuple[int, int]) -> Tensor:
+        """The number of the nearest unit, row by row, for every pixel row by row: (H · W)."""
+        rows, columns = (self.nearest(side, units) for side, units in zip(shape, self.grid, strict=True))
+        return (rows[:, None] * self.grid[1] + columns).flatten()
+
+    def sums(self, pixels: Tensor) -> Tensor:
+        """Values of pixels (b, H, W), summed for each unit that is nearest to them: (b, h, w)."""
+        cells = self.cell_of_pixels((pixels.shape[1], pixels.shape[2])).expand(len(pixels), -1)
+        total = torch.zeros(len(pixels), self.grid[0] * self.grid[1])
+        return total.scatter_add_(1, cells, pixels.flatten(1).float()).unflatten(1, self.grid)
+
     def nearest(self, side: int, units: int) -> Tensor:
         return ((torch.arange(side) - self.offset) / self.stride).round().long().clamp(0, units - 1)
 
@@ -67,8 +78,8 @@ def groups_over_time(model: Model, output: Output, batch: Batch) -> Tensor:
     assert centres is not None
     shape = (batch.images.shape[2], batch.images.shape[3])
     if output.oscillations is not None:
-        phasors = centres.at_pixels(phases_of(output), shape)
-        return torch.stack([two_means(one, alone) for one in phasors])
+        weight = centres.sums(alone)
+        return centres.at_pixels(torch.stack([two_means(one, weight) for one in phases_of(output)]), shape)
     return centres.at_pixels(routed_cells(model, output), shape)
 
 
@@ -93,13 +104,13 @@ def routed_cells(model: Model, output: Output) -> Tensor:
     return (second > first).long()
 
 
-def two_means(points: Tensor, counted: Tensor) -> Tensor:
-    """2-means of the counted pixels: points (b, 2, H, W) on the unit circle → groups 0 or 1 (b, H, W).
+def two_means(points: Tensor, weights: Tensor) -> Tensor:
+    """Weighted 2-means: points (b, 2, h, w) on the unit circle with weights (b, h, w) → groups 0 or 1 (b, h, w).
 
     It starts from opposite directions, four times, and keeps the groups with the smallest sum of squared distances.
     """
-    x, weight = points.flatten(2), counted.flatten(1).to(points)[:, None]
-    best, groups = x.new_full((len(x),), torch.inf), torch.zeros_like(counted.flatten(1), dtype=torch.long)
+    x, weight = points.flatten(2), weights.flatten(1).to(points)[:, None]
+    best, groups = x.new_full((len(x),), torch.inf), torch.zeros_like(weights.flatten(1), dtype=torch.long)
     for start in range(STARTS):
         angle = torch.tensor(start * torch.pi / STARTS)
         direction = torch.stack([angle.cos(), angle.sin()])
@@ -109,22 +120,19 @@ def two_means(points: Tensor, counted: Tensor) -> Tensor:
             mine = distances.argmin(1)
             member = torch.stack([mine == 0, mine == 1], 1) * weight
             totals = member.sum(2, keepdim=True)
-            means = torch.where(totals > 0, torch.einsum("bkn,bdn->bkd", member, x) / totals.clamp(min=1), means)
+            means = torch.where(totals > 0, torch.einsum("bkn,bdn->bkd", member, x) / totals.clamp(min=1e-9), means)
         spent = (distances.amin(1) * weight[:, 0]).sum(1)
         better = spent < best - 1e-6
         best, groups = torch.where(better, spent, best), torch.where(better[:, None], mine, groups)
-    return groups.view_as(counted)
+    return groups.view_as(weights)
 
 
 def limit_of(centres: Centres, batch: Batch) -> Tensor:
     """The index that the true groups have if every position can have only one: (b,)."""
     truth, alone = objects_of(batch)
-    shape = (truth.shape[1], truth.shape[2])
-    rows, columns = (centres.nearest(side, units) for side, units in zip(shape, centres.grid, strict=True))
-    cell = (rows[:, None] * centres.grid[1] + columns).flatten().expand(len(truth), -1)
-    votes = ((2.0 * truth - 1) * alone).flatten(1)
-    majority = votes.new_zeros(len(truth), centres.grid[0] * centres.grid[1]).scatter_add_(1, cell, votes)
-    return adjusted_rand(truth, (majority.gather(1, cell) > 0).long().view_as(truth), alone)
+    for_second = centres.sums((2 * truth - 1) * alone)
+    found = centres.at_pixels((for_second > 0).long(), (truth.shape[1], truth.shape[2]))
+    return adjusted_rand(truth, found, alone)
 
 
 def adjusted_rand(truth: Tensor, found: Tensor, counted: Tensor) -> Tensor:
