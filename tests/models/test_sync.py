@@ -23,6 +23,7 @@ def pairs(b: int = 4) -> Batch:
     """A bright row and a bright column, which overlap in one pixel."""
     parts = torch.zeros(b, 2, 1, 18, 18)
     parts[:, 0, :, 4:6], parts[:, 1, ..., 13:15] = 0.9, 0.8
+    parts = parts * torch.linspace(0.7, 1, b)[:, None, None, None, None]  # in several brightnesses
     targets = torch.tensor([1.0, 1.0, 0.0, 0.0]).expand(b, 4)
     return Batch(parts.sum(1).clamp(max=1), targets, targets.bool(), torch.arange(b), parts)
 
@@ -98,6 +99,7 @@ def test_asynchrony_is_low_if_each_object_has_a_phase_of_its_own(between: float,
 def test_guidance_teaches_the_phases_of_the_objects() -> None:
     torch.manual_seed(0)
     model, batch = SyncNet(replace(TINY, guidance=5.0)), pairs()
+    assert batch.parts is not None
     optimizer = torch.optim.Adam(model.parameters(), 0.02)
     apart = []
     for _ in range(40):

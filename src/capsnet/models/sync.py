@@ -122,6 +122,10 @@ class SyncNet(Model):
         with torch.no_grad():
             self.filters.weight.copy_(gabor(config.filters).expand_as(self.filters.weight) / config.image_shape[0])
             nn.init.zeros_(cast(Tensor, self.filters.bias))
+            if not config.phases:
+                nn.init.zeros_(
+                    self.oscillators.start
+                )  # a bias of amplitudes: phases all over the circle would drown them
 
     def forward(self, images: Tensor, trace: bool = False, routing: Mapping[str, Any] | None = None) -> Output:
         """Probabilities, their logits and, if asked, the oscillations; there is no routing."""

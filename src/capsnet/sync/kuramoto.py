@@ -73,7 +73,9 @@ class KuramotoLayer(nn.Module):
         """Σ J m sin(φ' − φ) for every unit. (b, c, h, w) → (b, c, h, w)."""
         cos, sin = phase.cos(), phase.sin()
         fields = torch.cat([amplitude * cos, amplitude * sin])
-        of_cos, of_sin = F.conv2d(fields, self.coupling, padding=self.coupling.shape[-1] // 2).chunk(2)
+        of_cos, of_sin = (
+            F.conv2d(fields, self.coupling, padding=self.coupling.shape[-1] // 2).unflatten(0, (2, -1)).unbind()
+        )
         return cos * of_sin - sin * of_cos
 
     def forward(self, amplitude: Tensor, trace: bool = False) -> tuple[Waves, Oscillations | None]:

@@ -71,7 +71,7 @@ class ComplexLayer(nn.Module):
         bias = self.bias.view(-1, *(1,) * (z.re.dim() - 2))
         if z.im is None:
             return Waves(self.activate(self.apply_weight(z.re) + bias))
-        re, im, chi = self.apply_weight(torch.cat([z.re, z.im, z.amplitude])).chunk(3)
+        re, im, chi = self.apply_weight(torch.cat([z.re, z.im, z.amplitude])).unflatten(0, (3, -1)).unbind()
         length = Waves(re, im).amplitude
         direction = self.activate(0.5 * (length + chi) + bias) / length
         return Waves(direction * re, direction * im)

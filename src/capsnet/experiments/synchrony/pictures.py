@@ -30,7 +30,7 @@ CANDIDATES, MOST_LINES = 200, 5
 @torch.inference_mode()
 def grouping(title: str, result: Result) -> Figure:
     """The image, the groups at some steps and the true objects, for six test images."""
-    from capsnet.report.figures.gallery import gallery
+    from capsnet.report.figures.gallery import Caption, gallery
 
     model, batch = (
         result.model.eval(),
@@ -41,9 +41,9 @@ def grouping(title: str, result: Result) -> Figure:
     chosen = cases(index)
     coloured = colours_over_time(model, output, batch)[:, chosen]
     images = batch.images[chosen]
-    lines: dict[str, tuple[Tensor, Sequence[str]]] = {"image": (images.expand(-1, 3, -1, -1), [])}
+    lines: dict[str, tuple[Tensor, Sequence[Caption]]] = {"image": (images.expand(-1, 3, -1, -1), [])}
     for step in some(len(coloured)):
-        words = [f"{value:.2f}" for value in index[chosen].tolist()] if step == len(coloured) - 1 else []
+        words = [Caption(f"{value:.2f}") for value in index[chosen].tolist()] if step == len(coloured) - 1 else []
         lines[f"step {step}" if output.oscillations else f"iteration {step + 1}"] = (coloured[step], words)
     lines["objects"] = (hues(truth[chosen] * math.pi, batch.parts.amax((1, 2))[chosen]), [])
     return gallery(title, "Good and bad cases of the test set.", lines)
