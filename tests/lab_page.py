@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import os
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 from playwright.sync_api import Page, expect
@@ -127,3 +128,13 @@ def glided(page: Page, t: int) -> None:
 def choose_by_hand(page: Page, name: str) -> None:
     page.locator("#hand-routing").select_option(name)
     expect(page.locator("#view-hand .legends")).to_contain_text(f"{name}, ")
+
+
+def exported(page: Page, folder: Path, name: str) -> Path:
+    """The file that an entry of the export menu saves."""
+    page.locator("#export").click()
+    with page.expect_download() as download:
+        page.locator(f"#export-{name}").click()
+    file = folder / download.value.suggested_filename
+    download.value.save_as(file)
+    return file
