@@ -82,6 +82,17 @@ def run(words: list[str]) -> int:
     return verb(rest[1:])
 
 
+COMPILE_NOTHING = ("train", "demo")
+
+
+def start_quickly(words: list[str]) -> None:
+    """Leave out what PyTorch imports for `torch.compile`, unless a plugin might use it."""
+    if words[0] in COMPILE_NOTHING and "--plugin" not in words:
+        from capsnet.kernels.private import skip_compiler
+
+        skip_compiler()
+
+
 TOGETHER = ("train", "evaluate", "reproduce")  # the verbs that several processes share
 
 
@@ -106,6 +117,8 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     try:
         place = launch()
+        if argv is None:  # this process is ours
+            start_quickly(words)
         return run(words) if place is None else run_together(place, words)
     except UserError as error:
         return complain(str(error))

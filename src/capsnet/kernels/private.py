@@ -33,6 +33,23 @@ def constant(function: Function) -> Function:
     return function
 
 
+def skip_compiler() -> None:
+    """Let optimisers and operators of this process work without importing `torch.compile`, which takes a second.
+
+    PyTorch imports it to tell it that it should leave them alone. So this is for a program that compiles nothing: the
+    command line may call it, a library may not. Where a version of PyTorch differs, nothing is gained.
+    """
+    try:
+        for name in ("add_param_group", "zero_grad", "state_dict", "load_state_dict"):
+            function = getattr(torch.optim.Optimizer, name).__wrapped__
+            function.__dynamo_disable = function
+        step = torch.no_grad()(torch.optim.Adam.step.__wrapped__)  # type: ignore[attr-defined]
+        torch.optim.Adam.step = step  # type: ignore[method-assign]
+        torch._disable_dynamo = lambda fn=None, recursive=True: fn or (lambda f: f)  # type: ignore[assignment]
+    except AttributeError:
+        return
+
+
 def processor_has_bf16() -> bool:
     """Whether the processor multiplies bfloat16 in hardware."""
     return any(getattr(torch.cpu, name, bool)() for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"))

@@ -11,10 +11,11 @@ import torch
 from rich.progress import TextColumn
 
 from capsnet.kernels import plain
+from capsnet.models.base import Model
 from capsnet.notice import say
 from capsnet.terminal import LOG_SECONDS, bar
 from capsnet.timing import clock
-from capsnet.train.loop import Run, Watcher
+from capsnet.train.loop import Result, Run, Watcher
 
 
 class TrainingBar(Watcher):
@@ -86,8 +87,6 @@ class TensorBoard(Watcher):
         from torch.utils.tensorboard import SummaryWriter
 
         self.writer = SummaryWriter(str(run.folder / "tensorboard"), purge_step=run.step or None)
-        if run.step == 0:
-            add_graph(self.writer, run)
 
     def stepped(self, run: Run, record: dict[str, Any]) -> None:
         for name in ("loss", "classification", "reconstruction", "lr", "images_per_second"):
@@ -103,22 +102,25 @@ class TensorBoard(Watcher):
             pairs = torch.stack([images.cpu(), rebuilt.float()], 1).flatten(0, 1)
             self.writer.add_images("reconstructions (input, output)", pairs.clamp(0, 1), run.step)
 
+    def finished(self, result: Result) -> None:
+        add_graph(self.writer, result.model)  # at the end, because tracing takes as long as many steps
+
     def closed(self) -> None:
         if hasattr(self, "writer"):
             self.writer.close()
 
 
-def add_graph(writer: Any, run: Run) -> None:
+def add_graph(writer: Any, model: Model) -> None:
     """Write the computation graph from images to activations; the plain path has operations with well-known names."""
 
     class Activations(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.model = run.model
+            self.model = model
 
         def forward(self, images: torch.Tensor) -> torch.Tensor:
             return self.model(images).activations
 
     with plain(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the tracer's remarks on shapes
-        writer.add_graph(Activations().eval(), torch.zeros(1, *run.config.model.image_shape, device=run.device))
+        writer.add_graph(Activations().eval(), torch.zeros(1, *model.config.image_shape, device=model.device))
