@@ -213,7 +213,9 @@ def test_another_version_of_a_plugin_or_of_the_data_is_refused(tmp_path: Path) -
         first, second = start_ranks(
             ["-c", START, str(ours), str(theirs), *with_plugin(Path("bars.py"))[3:], "--out", str(tmp_path / "run")]
         )
-        assert f"rank 1 has other {what}" in said_by([first, second])
+        said = said_by([first, second])
+        assert "capsnet: rank 1 has other contents of the plugin bars.py" in said
+        assert f"other {what}" in said
 
 
 START = """
