@@ -176,6 +176,7 @@ def test_a_new_attempt_does_not_hear_the_answers_of_the_last() -> None:
         assert met[-2:] == [(attempt, attempt - 1)] * 2
 
 
+@pytest.mark.slow
 def test_a_process_that_waits_names_the_one_that_never_came() -> None:
     waiting, absent = start_ranks([str(HERE / "ranks.py"), "/nowhere"], CAPSNET_WAIT="4")
     absent.kill()
