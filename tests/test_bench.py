@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from capsnet import bench, bench_grid, bench_processes, kernels, load_plugin
+from capsnet import bench, bench_data, bench_grid, bench_processes, kernels, load_plugin
 from capsnet.cli import main
 from capsnet.cli.bench import network_of
 from capsnet.errors import UserError
@@ -274,9 +274,10 @@ def test_data_in_memory_and_on_disk_are_compared(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CAPSNET_DATA", str(tmp_path / "cache"))
-    assert main(["bench", "--data", "--images", "600", "--batch", "8", "--repeats", "2", "--json"]) == 0
+    monkeypatch.setattr(bench_data, "STEPS", 2)
+    assert main(["bench", "--data", "--images", "300", "--batch", "8", "--repeats", "1", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["data"]
-    assert found["cache_gb"] == pytest.approx(600 * 3 * 64 * 64 / 1e9)
+    assert found["cache_gb"] == pytest.approx(300 * 3 * 64 * 64 / 1e9)
     memory, disk, cold = found["ways"]
     assert [way["way"] for way in found["ways"]] == ["memory", "disk", "cold"]
     assert memory["ratio"] == 1

@@ -14,7 +14,6 @@ of the images that the operating system keeps in memory do not count.
 
 from __future__ import annotations
 
-import math
 import os
 import shutil
 import statistics
@@ -134,7 +133,10 @@ class Reader:
             return self.train(request["steps"])
         if request["do"] == "epoch":
             return self.epoch()
-        return self.memory() if request["do"] == "memory" else {"start": self.start, "loading": self.loading}
+        if request["do"] == "memory":
+            return self.memory()
+        epoch = len(self.run.batches) * self.run.config.batch_size
+        return {"start": self.start, "loading": self.loading, "epoch": epoch}
 
 
 def few_images() -> Splits[Dataset]:
@@ -163,11 +165,12 @@ def compare(images: int, batch: int, repeats: int) -> DataResult:
         sides = {way: started(stack, way, place, batch) for way in ("network", "memory", "disk")}
         size = sum(path.stat().st_size for path in place.glob("decoded/*/pixels-*"))
         starts = {way: side.ask(do="ready") for way, side in sides.items()}
-        speeds = measured({way: sides["disk" if way == "cold" else way] for way in WAYS}, repeats)
+        possible = WAYS if hasattr(os, "posix_fadvise") else WAYS[:2]
+        speeds = measured({way: sides["disk" if way == "cold" else way] for way in possible}, repeats)
         sides["network"].ask(do="train", steps=STEPS)
         memory = {way: side.ask(do="memory") for way, side in sides.items()}
         reopening = started(stack, "disk", place, batch).ask(do="ready")["loading"]
-    ways = tuple(summed_up(way, starts, speeds, memory, images, batch) for way in WAYS)
+    ways = tuple(summed_up(way, starts, speeds, memory, batch) for way in possible)
     return DataResult(images, (CHANNELS, SIDE, SIDE), batch, size / 1e9, drawing, reopening, ways)
 
 
@@ -225,15 +228,15 @@ def measured(sides: dict[str, Helper], repeats: int) -> dict[str, Seconds]:
 
 
 def summed_up(
-    way: str, starts: dict[str, Any], speeds: dict[str, Seconds], memory: dict[str, Any], images: int, batch: int
+    way: str, starts: dict[str, Any], speeds: dict[str, Seconds], memory: dict[str, Any], batch: int
 ) -> DataSpeed:
     side = "disk" if way == "cold" else way
     training = {each: [STEPS * batch / seconds for seconds in speeds["training"][each]] for each in ("memory", way)}
-    trained = math.floor(0.9 * images) // batch * batch
     peak, known = memory[side]["peak"], memory[side]["own"] is not None
     return DataSpeed(
         way, round(starts[side]["start"], 1), spread(training[way]),
         round(statistics.median(training[way]) / statistics.median(training["memory"]), 3),
-        round(trained / speeds["epoch"][way][0], 1), round(peak, 1), round(peak - memory["network"]["peak"], 1),
+        round(starts[side]["epoch"] / speeds["epoch"][way][0], 1),
+        round(peak, 1), round(peak - memory["network"]["peak"], 1),
         round(memory[side]["own"], 1) if known else None, round(memory[side]["file"], 1) if known else None,
     )  # fmt: skip
