@@ -9,7 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from capsnet import kernels
 from capsnet.errors import UserError
+from capsnet.kernels import dispatch
 from capsnet.nn.functional import squash, votes
 from capsnet.nn.layers import DenseCaps
 from capsnet.routing.max_min import MaxMinRouting, max_min
@@ -40,6 +42,23 @@ def test_max_min_is_the_literal_loop(iterations: int, shared: bool) -> None:
     layer, poses = layer_and_poses("max-min", shared, iterations=iterations)
     expected = [literal_max_min(literal_votes(u, array(layer.weight)), iterations) for u in array(poses)]
     assert_equal(layer.route(poses).poses, expected)
+
+
+@pytest.mark.parametrize("shared", [None, 32])
+def test_the_form_without_votes_equals_the_plain_one(shared: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch, "routing_pays", lambda u, W: dispatch.enabled())
+    torch.manual_seed(0)
+    layer, u = DenseCaps(288, 8, 5, 6, routing="max-min", shared=shared), torch.randn(9, 288, 8, requires_grad=True)
+
+    def everything() -> list[Tensor]:
+        poses = layer.route(u).poses
+        return [poses, *torch.autograd.grad(poses.square().sum(), [u, layer.weight])]
+
+    found = everything()
+    with kernels.plain():
+        expected = everything()
+    for one, other in zip(found, expected, strict=True):
+        assert (one - other).norm() < 1e-4 * other.norm()
 
 
 def test_gradients_flow_through_every_iteration() -> None:

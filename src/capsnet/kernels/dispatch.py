@@ -294,6 +294,16 @@ def weighted_sum_of_votes(u: Tensor, W: Tensor, c: Tensor) -> Tensor:
     return torch.bmm(scaled.flatten(2), W.permute(1, 0, 3, 2).flatten(1, 2)).transpose(0, 1)
 
 
+def agreements(u: Tensor, W: Tensor, V: Tensor) -> Tensor:
+    """û_{j|i}·V_j = u_i·(W_ijᵀ V_j): V (b, j, q) → (b, i, j); a grid that shares W shares Wᵀ V, too."""
+    n = len(W)
+    pushed = torch.bmm(V.transpose(0, 1), W.permute(1, 2, 0, 3).flatten(2)).unflatten(2, (n, -1))  # j b n p
+    if n == u.shape[1]:
+        return (pushed * u).sum(-1).permute(1, 2, 0)
+    grid = u.unflatten(1, (-1, n)).permute(2, 0, 1, 3)  # n b g p
+    return (grid @ pushed.permute(2, 1, 3, 0)).permute(1, 2, 0, 3).flatten(1, 2)
+
+
 def moments(u: Tensor, W: Tensor) -> Any:
     """The kernel that computes the moments of Gaussian routing, or None where the plain form is as good."""
     if u.device.type != "cpu" or u.dtype != torch.float32 or W.dtype != torch.float32 or not routing_pays(u, W):

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from capsnet.errors import UserError
+from capsnet.kernels import dispatch
 from capsnet.nn.functional import lengths, squash
 from capsnet.routing.base import ALL, Parents, Routed, Routing, Sizes, Trace, register
 from capsnet.routing.options import IterativeOptions
@@ -57,6 +58,18 @@ class MaxMinRouting(Routing):
     def build(self, sizes: Sizes, *, device: torch.device | None = None, dtype: torch.dtype | None = None) -> None:
         check_several(sizes.upper)
         super().build(sizes, device=device, dtype=dtype)
+
+    def without_votes(self, u: Tensor, W: Tensor, a: Tensor | None) -> Routed | None:
+        """Logits only grow by agreement, so that they are agreements with the sum V of all outputs so far."""
+        if self.matrix or not dispatch.routing_pays(u, W):
+            return None
+        check_several(W.shape[1])
+        v_j = V = squash(dispatch.sum_of_votes(u, W))
+        for _ in range(self.options.iterations - 1):
+            c_ij = max_min(dispatch.agreements(u, W, V))
+            v_j = squash(dispatch.weighted_sum_of_votes(u, W, c_ij))
+            V = V + v_j
+        return Routed(v_j, lengths(v_j))
 
     def route(self, u_hat: Tensor, a: Tensor | None, parents: Parents, trace: bool) -> Routed:
         """Procedure 1 with max-min couplings. u_hat (b, i, j, q) → v (b, j, q)."""
