@@ -16,7 +16,6 @@ from tyro.conf import arg
 from capsnet import data, plugins
 from capsnet.cli.flags import MaybePath, Switch, parse, take_one
 from capsnet.errors import UserError
-from capsnet.experiments.core.conduct import same_training
 from capsnet.group.base import current
 from capsnet.io import checkpoint
 from capsnet.io.records import Certificate
@@ -95,6 +94,8 @@ def taken_up(flags: Train, preset: str) -> Path | None:
 
 def begun_folder(flags: Train, preset: str) -> str:
     """The last folder that this command could have chosen and that has its settings; empty if there is none."""
+    from capsnet.experiments.core.conduct import same_training
+
     chosen = [flags.out] if flags.out else itertools.takewhile(Path.exists, folders(default_name(flags, preset)))
     files = [folder / runs.CONFIG_FILE for folder in chosen]
     same = [file.parent for file in files if file.exists() and same_training(checkpoint.read_json(file), flags.config)]
