@@ -69,7 +69,7 @@ def wait_for(condition: Any, process: subprocess.Popen[str]) -> Any:
     while not (found := condition()):
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < until
-        time.sleep(0.1)
+        time.sleep(0.25)  # a look at the storage costs as much as a step
     return found
 
 
