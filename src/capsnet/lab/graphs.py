@@ -16,6 +16,7 @@ from capsnet.errors import UserError
 from capsnet.io import export
 from capsnet.kernels import plain
 from capsnet.lab import protocol
+from capsnet.lab.inference import field_of
 from capsnet.models.base import Divided, Model
 from capsnet.nn.layers import DenseCaps
 
@@ -25,7 +26,8 @@ ROUTINGS = (
 
 
 class Graph(nn.Module):
-    """Images (1, c, h, w) → the primary capsules of each branch, or the activations of a model without capsules."""
+    """Images (1, c, h, w) → the primary capsules of each branch, or the activations of a model without capsules and,
+    where units have phases, their mean field at every step."""
 
     def __init__(self, model: Model) -> None:
         super().__init__()
@@ -33,7 +35,11 @@ class Graph(nn.Module):
         self.parts = self.model.divided()
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
-        return (self.model(images).activations,) if self.parts is None else self.parts.primary(images)
+        if self.parts is not None:
+            return self.parts.primary(images)
+        output = self.model(images, trace="phases" in self.model.shown())
+        field = () if output.oscillations is None else (field_of(output.oscillations),)
+        return (output.activations, *field)
 
 
 def divided(model: Model) -> Divided | None:

@@ -21,6 +21,7 @@ from capsnet.models.base import Model
 from capsnet.nn.decoder import Decoder
 from capsnet.routing.base import Trace
 from capsnet.routing.measures import agreement, coherence, entropy
+from capsnet.sync import Oscillations
 
 ROUNDING = 1e-3  # float32 arithmetic in the page may exceed the range from 0 to 1 slightly
 
@@ -60,9 +61,18 @@ def encode(model: Model, pixels: Tensor, routing: str = "{}", focus: int | None 
     if output.trace is not None:
         header["focus"] = header["ranking"][0] if focus is None else focus
         arrays |= traced(output.trace, header["focus"])
+    if output.oscillations is not None:
+        arrays["field"] = field_of(output.oscillations)
     header["routing"] = {one.name: one.value for one in controls(options)} | changes
     header["milliseconds"] = round(1e3 * (time.perf_counter() - start), 3)
     return header, arrays
+
+
+def field_of(oscillations: Oscillations) -> Tensor:
+    """The mean field of each position after every step, as (re, im): (t, 2, h, w)."""
+    field = oscillations.mean_field()
+    assert field.im is not None
+    return torch.stack([field.re[:, 0], field.im[:, 0]], 1)
 
 
 def traced(trace: Trace, focus: int) -> dict[str, Tensor]:

@@ -162,7 +162,7 @@ class SyncNet(Model):
         return " → ".join([describe_image(c.image_shape), first, middle, *layers, last, f"{c.num_classes} outputs"])
 
     def shown(self) -> dict[str, Any]:
-        return super().shown() | ({"phases": list(self.grid)} if self.config.phases else {})
+        return super().shown() | ({"phases": {"grid": list(self.grid), "stride": STRIDE}} if self.config.phases else {})
 
     def by_class(self, name: str, tensor: Tensor) -> Tensor | None:
         return tensor if name.startswith("head.") else None

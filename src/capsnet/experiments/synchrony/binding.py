@@ -21,7 +21,7 @@ from torch import Tensor
 
 from capsnet.data import Batch
 from capsnet.models.base import Model, Output
-from capsnet.models.sync import BRIGHT, STRIDE
+from capsnet.models.sync import BRIGHT
 
 STARTS, ROUNDS = 4, 10  # of 2-means: directions of the first two means, and updates
 
@@ -58,7 +58,7 @@ def centres_of(model: Model) -> Centres | None:
     """Where the units of a model are that phases or couplings speak of; None for a model without either."""
     shown = model.shown()
     if "phases" in shown:
-        return Centres(tuple(shown["phases"]), STRIDE, 0.0)
+        return Centres(tuple(shown["phases"]["grid"]), shown["phases"]["stride"], 0.0)
     if shown["capsules"]:
         field = shown["receptive"]
         return Centres(tuple(shown["grid"]), field["stride"], field["offset"] + (field["size"] - 1) / 2)

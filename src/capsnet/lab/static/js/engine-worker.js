@@ -30,7 +30,9 @@ const CALLS = {
     const outputs = await session.run({ images: new ort.Tensor("float32", pixels, [1, ...shape]) });
     const found = session.outputNames.map((output) => outputs[output].data);
     if (network) return answer(network, found, changes, focus);
-    return { header: { ranking: ranked(found[0]) }, arrays: { activations: [found[0].slice(), [found[0].length]] } };
+    const arrays = { activations: [found[0].slice(), [found[0].length]] };
+    if (found[1]) arrays.field = [found[1].slice(), outputs[session.outputNames[1]].dims]; // of a model with phases
+    return { header: { ranking: ranked(found[0]) }, arrays };
   },
 
   photo: prepare,

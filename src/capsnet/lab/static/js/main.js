@@ -16,6 +16,7 @@ import * as hand from "./hand.js";
 import * as header from "./header.js";
 import * as input from "./input.js";
 import { forget, recall, remember } from "./memory.js";
+import * as phases from "./phases.js";
 import * as pose from "./pose.js";
 import * as present from "./present.js";
 import * as primary from "./primary.js";
@@ -371,6 +372,7 @@ const PANELS = [
   [header, "header"],
   [input, "panel-input"],
   [primary, "panel-primary"],
+  [phases, "panel-primary"],
   [routing, "panel-routing"],
   [classes, "panel-classes"],
   [pose, "panel-pose"],

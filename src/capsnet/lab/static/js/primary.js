@@ -55,7 +55,7 @@ function paint(view) {
   const able = ready(lab);
   if (!able && lab.waiting && view.layout) return;
   for (const part of [canvas, view.legend, view.said, view.bars]) part.classList.toggle("gone", !able);
-  view.missing.hidden = able || !lab.model || Boolean(lab.model.grid);
+  view.missing.hidden = able || !lab.model || Boolean(lab.model.grid || lab.model.phases);
   if (!able || !canvas.clientWidth) return;
   if (view.result !== lab.result) {
     view.result = lab.result;
