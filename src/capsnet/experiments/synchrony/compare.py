@@ -87,7 +87,7 @@ class Synchrony(Experiment):
         from capsnet.report.figures import lines
 
         note = "Adjusted Rand index of the pixels' groups, mean over the test images and seeds; 0 is chance."
-        return {"synchrony": lines(self.title, note, [panel(scene, records) for scene in DATA])}
+        return {"synchrony": lines(self.title, note, [panel(scene, records) for scene in DATA], height=300, share=True)}
 
     def captions(self) -> Mapping[str, str]:
         return {
@@ -190,10 +190,16 @@ def guiding(scene: str) -> Any:
 
     def sentence(groups: Mapping[str, Sequence[Record]]) -> str:
         guided, sync = groups[f"{scene}-guided"], groups[f"{scene}-sync"]
+        reached, limit = average(guided, "index") or 0.0, average(guided, "index_limit") or 0.0
+        failed = (
+            " They do not separate the objects even then, so the other figures say how this small network does after a "
+            "short training, not what phases can do."
+        )
         return (
             f"{SCENES[scene].capitalize()}, what could the oscillators do? Guided by the pixels of both objects they "
-            f"reach {average(guided, 'index'):.2f} (limit of their grid: {average(guided, 'index_limit'):.2f}), with "
+            f"reach {reached:.2f} (limit of their grid: {limit:.2f}), with "
             f"an error of {average(guided, 'error_percent'):.1f} % against {average(sync, 'error_percent'):.1f} %."
+            f"{failed if reached < limit / 2 else ''}"
         )
 
     return sentence
