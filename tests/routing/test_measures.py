@@ -26,3 +26,12 @@ def test_routing_increases_the_agreement_of_the_votes() -> None:
     assert found.shape == (4, 3)
     assert (found[-1] > found[0]).all()
     assert (found.abs() <= 1 + 1e-6).all()
+
+
+def test_agreement_is_a_cosine_even_where_couplings_are_negative() -> None:
+    """A learnt bias may make couplings of self-attention routing negative, and their sum zero."""
+    couplings = torch.tensor([[[0.5], [-0.5], [0.5]]])
+    votes = torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]], [[0.0, 1.0]]])
+    found = agreement(couplings, votes, torch.tensor([[[1.0, 0.0]]]))
+    torch.testing.assert_close(found, torch.tensor([[0.5]]))
+    assert agreement(-couplings.abs(), votes, torch.ones(1, 1, 2)).abs().max() <= 1

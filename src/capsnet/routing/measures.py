@@ -30,13 +30,13 @@ def entropy(couplings: Tensor) -> Tensor:
 def agreement(couplings: Tensor, votes: Tensor, outputs: Tensor) -> Tensor:
     """Cosine between the votes û_j|i and the output v_j, averaged over i with the couplings as weights.
 
-    couplings (t, i, j), votes (i, j, q), outputs (t, j, q) → (t, j)
+    Negative couplings count as zero. couplings (t, i, j), votes (i, j, q), outputs (t, j, q) → (t, j)
 
     >>> c, u_hat = torch.full((1, 2, 1), 0.5), torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]])
     >>> agreement(c, u_hat, torch.tensor([[[1.0, 0.0]]]))
     tensor([[0.5000]])
     """
-    normalize = torch.nn.functional.normalize
+    normalize, couplings = torch.nn.functional.normalize, couplings.clamp(min=0)
     cosine = torch.einsum("ijq,tjq->tij", normalize(votes, dim=-1), normalize(outputs, dim=-1))
     return (couplings * cosine).sum(1) / couplings.sum(1).clamp(min=1e-12)
 

@@ -163,7 +163,7 @@ function shares(couplings) {
   return { kept, leak: Math.max(0, 1 - kept.reduce((total, c) => total + c, 0)) };
 }
 
-/** The cosine between votes and output, averaged with the couplings as weights: (j). */
+/** The cosine between votes and output, averaged with the couplings as weights, negative ones as zero: (j). */
 function agreement({ couplings, outputs }, votes, [I, J, Q]) {
   const sums = new Float64Array(J), weights = new Float64Array(J);
   for (let k = 0; k < I * J; k++) {
@@ -175,8 +175,9 @@ function agreement({ couplings, outputs }, votes, [I, J, Q]) {
       vote += x * x;
       output += y * y;
     }
-    sums[j] += (couplings[k] * dot) / (Math.max(1e-12, Math.sqrt(vote)) * Math.max(1e-12, Math.sqrt(output)));
-    weights[j] += couplings[k];
+    const weight = Math.max(0, couplings[k]);
+    sums[j] += (weight * dot) / (Math.max(1e-12, Math.sqrt(vote)) * Math.max(1e-12, Math.sqrt(output)));
+    weights[j] += weight;
   }
   return sums.map((sum, j) => sum / Math.max(1e-12, weights[j]));
 }
