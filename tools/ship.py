@@ -94,6 +94,14 @@ ABOUT = {
             "all classes with a length of at least 0.5 are returned.",
         ),
     ),
+    "sync-multimnist": About(
+        "Synchronisation network for two overlapping digits: units with amplitude and phase, no capsules.",
+        (
+            "It was trained on images with exactly two different digits, light on black, about 20 pixels each.",
+            "Its phases do not separate the two digits: see `docs/synchrony.md` for how well they do.",
+            "It is there to be looked at, and not the most accurate model for two digits: that is multimnist.",
+        ),
+    ),
     "expanded-mnist": About(
         "Capsule network trained on digits anywhere in a larger field, to be tested on transformed digits.",
         (ONE_OF_TEN, "It is one half of a comparison with expanded-cnn and not the most accurate model for digits."),
