@@ -116,5 +116,7 @@ def test_configs_that_make_no_sense_are_refused() -> None:
         SyncConfig(phases=False, guidance=1.0)
     with pytest.raises(UserError, match="one number for each complex convolution"):
         SyncConfig(channels=(8,))
+    with pytest.raises(UserError, match="a kernel of 4 positions has no centre"):
+        SyncConfig(kernels=(4, 3))
     with pytest.raises(UserError, match="images of at least 7×7 px"):
         SyncConfig(image_shape=(1, 6, 9))

@@ -75,6 +75,8 @@ class SyncConfig(ModelConfig):
         check_range(self, 0, MOST, "step", "guidance")
         if not 0 < len(self.channels) == len(self.kernels) == len(self.strides):
             raise UserError("channels, kernels and strides need one number for each complex convolution.")
+        if even := [size for size in (self.kernel, *self.kernels) if size % 2 == 0]:
+            raise UserError(f"a kernel of {even[0]} positions has no centre: use an odd number.")
         if min(self.image_shape[1:]) < FILTER:
             raise UserError(
                 f"a sync network needs images of at least {FILTER}×{FILTER} px, not {self.image_shape[1:]}."
@@ -108,9 +110,7 @@ class SyncNet(Model):
         self.multi_label = True
         self.filters = nn.Conv2d(config.image_shape[0], config.filters, FILTER, STRIDE, padding=FILTER // 2, **where)
         self.grid = ((config.image_shape[1] - 1) // STRIDE + 1, (config.image_shape[2] - 1) // STRIDE + 1)
-        self.oscillators = KuramotoLayer(
-            config.filters, self.grid, config.kernel, config.steps, config.step, **where
-        )  # fmt: skip
+        self.oscillators = KuramotoLayer(config.filters, self.grid, config.kernel, config.steps, config.step, **where)
         before, (height, width) = config.filters, self.grid
         convolutions = []
         for channels, kernel, stride in zip(config.channels, config.kernels, config.strides, strict=True):
@@ -122,10 +122,8 @@ class SyncNet(Model):
         with torch.no_grad():
             self.filters.weight.copy_(gabor(config.filters).expand_as(self.filters.weight) / config.image_shape[0])
             nn.init.zeros_(cast(Tensor, self.filters.bias))
-            if not config.phases:
-                nn.init.zeros_(
-                    self.oscillators.start
-                )  # a bias of amplitudes: phases all over the circle would drown them
+            if not config.phases:  # a bias of amplitudes, which values all over the circle would drown
+                nn.init.zeros_(self.oscillators.start)
 
     def forward(self, images: Tensor, trace: bool = False, routing: Mapping[str, Any] | None = None) -> Output:
         """Probabilities, their logits and, if asked, the oscillations; there is no routing."""
