@@ -256,7 +256,7 @@ def test_an_unclear_layout_and_other_sizes_are_refused() -> None:
     images, labels = halves()
     with pytest.raises(UserError, match="holds the channels"):
         small().fit(np.stack([images] * 12, 1), labels)
-    with pytest.raises(UserError, match="were trained on"):
+    with pytest.raises(UserError, match="training images had"):
         small(epochs=1).fit(images, labels).predict(images[:, :, :10])
     with pytest.raises(UserError, match="two to four axes"):
         small().fit(images[:, None, None], labels)

@@ -79,7 +79,7 @@ def test_the_loss_of_a_cnn_of_format_1_is_kept(cnn: str, kind: str) -> None:
     assert from_dict(record).loss.kind == "auto"
 
 
-@pytest.mark.parametrize("name", [name for name in zoo.names() if name != "best-mnist"])
+@pytest.mark.parametrize("name", sorted({*zoo.names()} - {"best-mnist", "efficient-mnist"}))
 def test_a_file_of_format_1_loads_with_every_number_as_it_was(name: str) -> None:
     with safetensors.safe_open(zoo.weight_file(name), framework="pt") as file:
         assert file.metadata()["capsnet"] == "1"

@@ -362,7 +362,7 @@ def test_a_wrong_shape_is_repeated_with_the_one_that_was_expected(shape: tuple[i
 
 
 def test_whole_numbers_other_than_bytes_are_refused_because_their_range_is_unknown() -> None:
-    with pytest.raises(UserError, match=r"uint8 \(0 to 255\) or floats .*int64"):
+    with pytest.raises(UserError, match=r"uint8 \(0 to 255\) or float .*int64"):
         tiny().predict(np.full((12, 12), 255, np.int64))
 
 
