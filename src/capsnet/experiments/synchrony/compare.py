@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 SIDE, RATE, JUDGED = 36, 0.003, 1000  # pixels, peak learning rate, test images whose groups are measured
 DATA = {"digits": ("multimnist", 10), "shapes": ("digits-and-shapes", 13)}
 SCENES = {"digits": "two digits", "shapes": "digit and shape"}
-EPOCHS = {"smoke": 1, "hour": 0.25, "day": 1}  # of 58,000 pairs; half as many with shapes
+EPOCHS = {"smoke": 1, "hour": 1, "day": 10}  # of 58,000 pairs; half as many with shapes
 NETWORKS = {
     "sync": "sync",
     "real": "sync without phases",
