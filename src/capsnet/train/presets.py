@@ -1,4 +1,4 @@
-"""Presets: named settings. The docstring of each states its cost on two cores, its measured error and its command."""
+"""Presets: named settings. The docstring of each has its command and, where measured, its cost and error."""
 
 from __future__ import annotations
 
