@@ -1007,3 +1007,15 @@ def test_a_state_that_numbers_its_parameters_is_still_resumed(toys: Splits, tmp_
 def test_metrics_of_an_earlier_version_are_read_by_their_new_names(tmp_path: Path) -> None:
     (tmp_path / runs.METRICS_FILE).write_text('{"kind": "train", "step": 20, "loss": 0.5, "margin": 0.4}\n')
     assert runs.read_metrics(tmp_path) == [{"kind": "train", "step": 20, "loss": 0.5, "classification": 0.4}]
+
+
+def test_a_signal_that_is_sent_twice_in_a_row_ends_the_training_between_steps(monkeypatch):
+    """`timeout` signals the process and then its group: the second may not break off the step or the checkpoint."""
+    with loop.stop_between_steps() as requested:
+        assert not requested()
+        for _ in range(2):
+            signal.raise_signal(signal.SIGTERM)
+        assert requested()
+        monkeypatch.setattr(loop, "ONE_SIGNAL", 0.0)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGTERM)

@@ -68,8 +68,9 @@ def train(argv: list[str]) -> int:
     flags = parse(Train, "train", rest, default=Train(config=defaults(name, rest)))
     if flags.resume:
         refuse_settings(argv)
-    if (again := taken_up(flags, name)) and runs.has_finished(again):
-        return show_finished(again, flags.json)
+    again = taken_up(flags, name)
+    if again and current().from_leader(lambda: runs.has_finished(again)):  # the others may not see its folder
+        return show_finished(again, flags.json) if current().leads else 0
     if folder := again or flags.resume:
         return run_to_end(loop.resume(folder), flags)
     if flags.out:

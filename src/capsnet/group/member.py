@@ -78,7 +78,7 @@ def join(launch: Launch) -> tuple[Launch, Watch]:
     launch = replace(launch, restarts=restarts)
     watch = Watch(launch, ours, own)
     wait_for_all(launch, watch, shared, number)
-    if torch.cuda.is_available():
+    if launch.local_rank < torch.cuda.device_count():
         torch.cuda.set_device(launch.local_rank)
     kinds = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     store = dist.PrefixStore("torch", ours)
@@ -130,6 +130,7 @@ def as_member(launch: Launch, watch: Watch, work: Callable[[], int], stderr: Tex
             code = work()
             group.doing = "the end"
             group.barrier()  # nobody leaves before the files are written
+            watch.ended.set()  # from now on, a process that is gone is no failure
     except KeyboardInterrupt:
         return 130
     except Lost as error:

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from capsnet.errors import UserError
@@ -140,8 +140,10 @@ def write_error(launch: Launch, message: str, final: bool) -> None:
     if launch.error_file is None:
         return
     extra = {"timestamp": str(int(time.time()))}
-    launch.error_file.parent.mkdir(parents=True, exist_ok=True)
-    launch.error_file.write_text(json.dumps({"message": {"message": message, "extraInfo": extra}, "capsnet": final}))
+    report = {"message": {"message": message, "extraInfo": extra}, "capsnet": final}
+    with suppress(OSError):  # a full disk must not hide the reason from whoever reads the terminal
+        launch.error_file.parent.mkdir(parents=True, exist_ok=True)
+        launch.error_file.write_text(json.dumps(report))
 
 
 def has_failed_for_good(launch: Launch) -> bool:

@@ -47,6 +47,7 @@ from capsnet.train.records import from_dict, to_dict
 from capsnet.train.runs import Run, require_finite
 from capsnet.train.steps import learning_rate, own_randomness, train_step
 
+ONE_SIGNAL = 1.0  # seconds within which a second signal counts as the first
 LOG_EVERY = 20  # steps per line of metrics.jsonl
 SHORT = 5.0  # seconds: shorter epochs share a checkpoint, because small datasets have hundreds of epochs
 # messages of PyTorch's CPU allocators, which raise no specific exception
@@ -479,21 +480,24 @@ def choose_device(name: str) -> torch.device:
 
 @contextmanager
 def stop_between_steps() -> Iterator[Callable[[], bool]]:
-    """Delay Ctrl-C and SIGTERM to the end of the step, so the checkpoint is complete; a second signal acts at once."""
-    requested = False
+    """Delay Ctrl-C and SIGTERM to the end of the step, so the checkpoint is complete; a second signal acts at once.
+
+    `timeout` and schedulers send theirs twice in a row, to the process and to its group, which counts as one.
+    """
+    requested = 0.0
 
     def request(number: int, frame: Any) -> None:
         nonlocal requested
-        if requested:
+        if requested and time.monotonic() > requested + ONE_SIGNAL:
             raise KeyboardInterrupt
-        requested = True
+        requested = requested or time.monotonic()
 
     if threading.current_thread() is not threading.main_thread():
         yield lambda: False
         return
     before = {number: signal.signal(number, request) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield lambda: requested
+        yield lambda: requested > 0
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
