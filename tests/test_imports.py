@@ -178,6 +178,7 @@ def test_every_module_says_what_it_is() -> None:
             assert ast.get_docstring(ast.parse(text)), path
 
 
+@pytest.mark.usefixtures("forget_plugins")
 @pytest.mark.parametrize("file", WITH_EXAMPLES)
 def test_the_examples_in_the_docstrings_run(file: str) -> None:
     dotted = ".".join(["capsnet", *Path(file).with_suffix("").parts]).removesuffix(".__init__")
