@@ -31,7 +31,7 @@ def summary() -> str:
     config = runs[0]["certificate"]["config"]
     found = card("best-mnist")
     lowest = [row["test_error_percent"] for row in found.seeds]
-    bench = read("bench")
+    bench = read("bench-bf16")
     styles = [bench["train_seconds"][side]["median"] for side in PUBLIC if side in bench["train_seconds"]]
     fast = bench["train_seconds"]["fast"]["median"]
     rows = [
