@@ -112,7 +112,7 @@ def source_of(request: Request) -> str:
 
 
 def place_of(spec: Spec) -> str:
-    """A dataset with its full path, such as folder:/home/ann/photos."""
+    """A dataset with its full path, such as that of folder:photos."""
     return f"{spec.info.name}:{os.path.abspath(spec.path)}"
 
 
