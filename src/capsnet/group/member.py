@@ -63,7 +63,7 @@ def join(launch: Launch) -> tuple[Launch, Watch]:
     """Meet the other processes; whoever does not come within the limit is named."""
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     limit = timedelta(seconds=launch.limit)
-    longer = timedelta(seconds=2 * launch.limit + 60)  # the watch is the first to notice, and knows names
+    longer = timedelta(days=7)  # the watch notices what is missing and knows names; patience has no limit
 
     def client(serves: bool) -> dist.Store:
         try:
