@@ -34,16 +34,17 @@ class Arena(Experiment):
         "against uniform couplings, the network without routing."
     )
     budgets = ("smoke", "hour", "day")
-    requires = ("arena-rates", "arena-cost")
+    requires = ("arena-rates",)
 
     def __init__(self) -> None:
         self.rates: dict[tuple[str, str], float] = {}
         self.costs: dict[str, Any] = {}
 
-    def prepare(self, place: Place, budget: Budget) -> None:
-        """Read the chosen learning rates and the measured costs."""
-        self.rates = best_rates(read(place.file(Rates.name, budget)).rows)
-        self.costs = {r.shown["data"]: r.outcome for r in read(place.file(Costs.name, budget)).rows}
+    def consult(self, place: Place, budget: Budget) -> None:
+        """Read the chosen learning rates, and the costs where they have been measured."""
+        rates, costs = (place.file(name, budget) for name in (Rates.name, Costs.name))
+        self.rates = best_rates(read(rates).rows) if rates.exists() else {}
+        self.costs = {r.shown["data"]: r.outcome for r in read(costs).rows} if costs.exists() else {}
 
     def rows(self, budget: Budget, seed: int) -> list[Row]:
         tasks = [task for task in tasks_of(budget) if seed < 3 or task.name in MANY_SEEDS]
@@ -58,16 +59,32 @@ class Arena(Experiment):
         ]
 
     def measure(self, row: Row, result: Result) -> dict[str, Any]:
-        cost = self.costs.get(row.shown["data"], {}).get(row.shown["routing"], {})
-        rate = result.certificate.config["lr"]
-        return {**result.evaluation.summary(), **examine(result), "learning_rate": rate, **cost}
+        return {**result.evaluation.summary(), **examine(result), "learning_rate": result.certificate.config["lr"]}
 
     def table(self, records: Sequence[Record]) -> Table:
         header = [
             "data", "routing", "test error, %", f"minus {CONTROL} (95 % interval)", "digits missed, %", "entropy, %",
             "agreement", "ms per step", "peak memory, MB", "parameters", "learning rate", "seeds",
         ]  # fmt: skip
-        return Table(header, [line_of(group, records) for group in by_method(records)])
+        return Table(header, [self.line_of(group, records) for group in by_method(records)])
+
+    def line_of(self, group: Sequence[Record], records: Sequence[Record]) -> list[str]:
+        shown, outcome = group[0].shown, group[0].outcome
+        cost = self.costs.get(shown["data"], {}).get(shown["routing"], {})
+        return [
+            shown["data"],
+            shown["routing"],
+            over_seeds(values(group, "error_percent")),
+            str(against_control(group, records)),
+            over_seeds(values(group, "missed_label_percent")),
+            over_seeds(values(group, "entropy_percent"), 1),
+            over_seeds(values(group, "agreement")),
+            whole(1000 * cost["seconds_per_step"] if cost else None),
+            whole(cost.get("peak_mb")),
+            whole(group[0].made.get("parameters")),
+            f"{outcome['learning_rate']:g}",
+            str(len(group)),
+        ]
 
     def findings(self, records: Sequence[Record]) -> list[str]:
         verdicts = [verdict(data, records) for data in dict.fromkeys(r.shown["data"] for r in records)]
@@ -107,24 +124,6 @@ def against_control(group: Sequence[Record], records: Sequence[Record]) -> Paire
     """A group compared with the control on the same dataset; the control itself is compared with nothing."""
     shown = {"data": group[0].shown["data"], "routing": CONTROL}
     return paired(group if group[0].shown != shown else [], [r for r in records if r.shown == shown])
-
-
-def line_of(group: Sequence[Record], records: Sequence[Record]) -> list[str]:
-    shown, outcome = group[0].shown, group[0].outcome
-    return [
-        shown["data"],
-        shown["routing"],
-        over_seeds(values(group, "error_percent")),
-        str(against_control(group, records)),
-        over_seeds(values(group, "missed_label_percent")),
-        over_seeds(values(group, "entropy_percent"), 1),
-        over_seeds(values(group, "agreement")),
-        whole(1000 * outcome["seconds_per_step"] if "seconds_per_step" in outcome else None),
-        whole(outcome.get("peak_mb")),
-        whole(group[0].made.get("parameters")),
-        f"{outcome['learning_rate']:g}",
-        str(len(group)),
-    ]
 
 
 def verdict(data: str, records: Sequence[Record]) -> str:

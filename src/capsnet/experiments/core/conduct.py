@@ -34,7 +34,7 @@ from capsnet.io.records import Certificate
 from capsnet.models.registry import MODELS, build
 from capsnet.routing.base import ROUTINGS
 from capsnet.timing import timed
-from capsnet.train import loop, runs, steps
+from capsnet.train import loop, precision, runs, steps
 from capsnet.train.config import Config
 from capsnet.train.loop import Result, Watcher
 from capsnet.train.records import from_dict
@@ -101,6 +101,7 @@ def prepare(experiment: Experiment, place: Place, budget: Budget) -> None:
     current().from_leader(lambda: experiment.prepare(place, budget), patient=True)
     if not current().leads:
         experiment.prepare(place, budget)
+    experiment.consult(place, budget)
 
 
 def plan(experiment: Experiment, budget: Budget, seeds: int) -> list[Row]:
@@ -331,10 +332,14 @@ def training_step(config: Config) -> Callable[[], None]:
     labels = torch.arange(config.batch_size) % j
     batch = Batch(images.to(device), multi_hot(labels, j).to(device), labels.to(device), labels.to(device))
     optimizer = loop.build_optimizer(model, config)
+    chosen = precision.choose(config.precision, config.model.kind, device)
     model.train()
 
     def step() -> None:
-        steps.compute_loss(model, batch, config).total.backward()
+        optimizer.zero_grad(set_to_none=True)
+        with precision.autocast(chosen, device):
+            loss = steps.compute_loss(model, batch, config).total
+        loss.backward()
         optimizer.step()
 
     return step

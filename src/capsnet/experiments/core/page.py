@@ -18,7 +18,7 @@ from pathlib import Path
 from capsnet import experiments
 from capsnet.errors import UserError
 from capsnet.experiments.core.claims import Claim
-from capsnet.experiments.core.plan import BUDGETS, Experiment, Record, by_method
+from capsnet.experiments.core.plan import BUDGETS, Experiment, Record, by_method, check_budget
 from capsnet.experiments.core.results import Place, Results, everything
 from capsnet.files import write_bytes
 from capsnet.report.tables import Table, whole
@@ -109,6 +109,7 @@ def details(experiment: Experiment, found: Sequence[Results], place: Place, fold
 
 
 def section(experiment: Experiment, results: Results, place: Place, folder: Path) -> list[str]:
+    experiment.consult(place, check_budget(results.budget))
     try:
         table, sentences = experiment.table(results.rows), experiment.findings(results.rows)
     except (KeyError, TypeError, IndexError, ValueError):

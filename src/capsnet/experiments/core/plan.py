@@ -121,7 +121,10 @@ class Experiment:
     """Experiments whose results at the same budget this one needs; they run first."""
 
     def prepare(self, place: Place, budget: Budget) -> None:
-        """Create the files that the rows need, or read the results that they depend on."""
+        """Create the files that the rows need."""
+
+    def consult(self, place: Place, budget: Budget) -> None:
+        """Read the results of other experiments that the rows or the table use."""
 
     def rows(self, budget: Budget, seed: int) -> list[Row]:
         """The rows of one seed."""
