@@ -19,8 +19,8 @@ class Rates(Experiment):
     name = "arena-rates"
     title = "Learning rates for the arena"
     question = (
-        "Which learning rate suits each routing algorithm? Each rate of a small grid trains the same network for half "
-        "the epochs and is judged on 10,000 held-out training images. The test set is not used."
+        "Which learning rate suits each routing algorithm? Each rate of a small grid trains the same network for one "
+        "epoch of 20,000 images and is judged on 10,000 held-out training images. The test set is not used."
     )
     columns = {"error_percent": "validation error, %"}  # noqa: RUF012
     budgets = ("smoke", "hour", "day")
@@ -38,7 +38,7 @@ class Rates(Experiment):
         from capsnet.report import figures
 
         panels = [rates_panel(data, records) for data in dict.fromkeys(r.shown["data"] for r in records)]
-        note = "Validation error after half the epochs, one seed; the lowest rate of each curve is used in the arena."
+        note = "Validation error after 20,000 images, one seed; the lowest rate of each curve is used in the arena."
         return {"arena-rates": figures.lines(self.title, note, panels)}
 
 
@@ -63,7 +63,7 @@ def rate_row(task: Task, algorithm: str, rate: float, budget: Budget) -> Row:
     if budget == "smoke":
         config = replace(config, validation=500)
     else:
-        config = replace(config, epochs=config.epochs / 2, validation=10_000)
+        config = replace(config, epochs=1, train_limit=20_000, validation=10_000)
     shown = {"data": LABELS[task.name], "routing": algorithm, "learning rate": f"{rate:g}"}
     return Row(f"{task.name}-{algorithm}-{round(1e4 * rate)}e-4", config, shown, validated=True)
 
