@@ -30,7 +30,7 @@ class Arena(Experiment):
     title = "The arena: routing algorithms on the same network"
     question = (
         "Which routing helps, and does any? One compact network is trained with every algorithm and nothing else "
-        "changes: 144 to 256 lower capsules, no decoder, two epochs (three on CIFAR-10; one at the budget hour). "
+        "changes: 144 to 256 lower capsules, no decoder, two epochs (one on affine MNIST and at the budget hour). "
         "Learning rates were chosen on validation images (arena-rates). Differences are paired by seed "
         "against uniform couplings, the network without routing."
     )

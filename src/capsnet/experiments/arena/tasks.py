@@ -41,8 +41,8 @@ TASKS = {
         Task("mnist", "mnist", 28, 1, {"hour": 1, "day": 2}, shift=2),
         Task("fashion-mnist", "fashion-mnist", 28, 1, {"hour": 1, "day": 2}, shift=2, flip=True),
         Task("multimnist", "multimnist:test=20000", 36, 1, {"day": 2}),
-        Task("affine-mnist", "affine-mnist:per_digit=2", 40, 1, {"day": 2}),
-        Task("cifar10", "cifar10", 32, 3, {"day": 3}, shift=4, flip=True),
+        Task("affine-mnist", "affine-mnist:per_digit=2", 40, 1, {"day": 1}),
+        Task("cifar10", "cifar10", 32, 3, {"day": 2}, shift=4, flip=True),
     )
 }
 LABELS = {
