@@ -14,10 +14,10 @@ from __future__ import annotations
 import re
 import sys
 
-from tables import ROOT, models, research, scaling, speed, synchrony
+from tables import ROOT, arena, models, research, scaling, speed, synchrony
 
 BLOCK = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
-TABLES = models.TABLES | research.TABLES | scaling.TABLES | speed.TABLES | synchrony.TABLES
+TABLES = arena.TABLES | models.TABLES | research.TABLES | scaling.TABLES | speed.TABLES | synchrony.TABLES
 
 
 def filled(text: str) -> str:

@@ -86,6 +86,19 @@ def test_a_verdict_needs_an_interval_that_excludes_zero() -> None:
     assert found.endswith("too close to call: em.")
 
 
+def test_the_claim_for_dynamic_routing_follows_the_paired_interval() -> None:
+    control = [record(CONTROL, seed, 2.0 + 0.1 * seed) for seed in range(3)]
+    better, worse, noisy = (
+        [record("dynamic", seed, error) for seed, error in enumerate(errors)]
+        for errors in ((1.0, 1.1, 1.21), (5.0, 5.1, 5.21), (1.0, 3.5, 2.0))
+    )
+    found = [Arena().claims([*control, *group], "day")[0] for group in (better, worse, noisy)]
+    assert [each.verdict for each in found] == ["reproduced", "not reproduced", "too close to call"]
+    assert found[0].ours == "1.10 ± 0.11 % vs. 2.10 ± 0.10 %"
+    assert found[0].seeds == 3
+    assert Arena().claims(control, "day") == []
+
+
 def test_one_seed_decides_nothing() -> None:
     assert "Too close to call: em" in verdict("MNIST", [record(CONTROL, 0, 9.0), record("em", 0, 1.0)])
 

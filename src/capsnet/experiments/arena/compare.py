@@ -12,7 +12,7 @@ from capsnet.data import in_order
 from capsnet.experiments.arena.cost import Costs
 from capsnet.experiments.arena.rates import RATES, Rates, best_rates
 from capsnet.experiments.arena.tasks import CONTROL, LABELS, MANY_SEEDS, algorithms_of, config_of, tasks_of
-from capsnet.experiments.core.claims import Paired, paired
+from capsnet.experiments.core.claims import Claim, Paired, Verdict, paired
 from capsnet.experiments.core.plan import Budget, Experiment, Record, Row, by_method, values
 from capsnet.experiments.core.results import Place, read
 from capsnet.report.tables import Table, over_seeds, whole
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 EXAMINED = 500  # test images whose routing is traced
+VERDICTS: dict[str, Verdict] = {"better": "reproduced", "worse": "not reproduced"}
 
 
 class Arena(Experiment):
@@ -87,6 +88,11 @@ class Arena(Experiment):
             str(len(group)),
         ]
 
+    def claims(self, records: Sequence[Record], budget: str) -> list[Claim]:
+        """On each dataset: does the paper's routing beat equal couplings, by the differences paired by seed?"""
+        groups = [group for group in by_method(records) if group[0].shown["routing"] == "dynamic"]
+        return [claim(group, records) for group in groups if against_control(group, records).differences]
+
     def findings(self, records: Sequence[Record]) -> list[str]:
         verdicts = [verdict(data, records) for data in dict.fromkeys(r.shown["data"] for r in records)]
         return [*verdicts, caution(records)]
@@ -125,6 +131,17 @@ def against_control(group: Sequence[Record], records: Sequence[Record]) -> Paire
     """A group compared with the control on the same dataset; the control itself is compared with nothing."""
     shown = {"data": group[0].shown["data"], "routing": CONTROL}
     return paired(group if group[0].shown != shown else [], [r for r in records if r.shown == shown])
+
+
+def claim(group: Sequence[Record], records: Sequence[Record]) -> Claim:
+    """The claim that an algorithm has a lower error than the control."""
+    shown, apart = group[0].shown, against_control(group, records)
+    seeds = {record.seed for record in group}
+    same = {"data": shown["data"], "routing": CONTROL}
+    control = [r for r in records if r.shown == same and r.seed in seeds]
+    ours = " vs. ".join(f"{over_seeds(values(each, 'error_percent'))} %" for each in (group, control))
+    verdict = VERDICTS.get(apart.verdict, "too close to call")
+    return Claim(f"{shown['data']}: dynamic routing beats equal couplings", "–", ours, len(apart.differences), verdict)
 
 
 def verdict(data: str, records: Sequence[Record]) -> str:
