@@ -99,23 +99,25 @@ class KuramotoRouting(Routing):
 
             x_ij = α_ij e_ij + Σ_s β_ij^s v_j^s
 
-        so α and β (b, i, j) are all that has to be kept, and every inner product follows from e·v^s and v^r·v^s.
+        so α and β are all that has to be kept, and every inner product follows from e·v^s and v^r·v^s. Numbers of a
+        vote are (b, j, i) here, in the order in which sums over i read them.
         """
+        u_hat = u_hat.transpose(1, 2).contiguous()  # b j i q
         step, amplitude = self.options.step, lengths(u_hat)
         own = squared = u_hat.square().sum(-1) / amplitude.square()  # e·e and x·x: 1, but for votes of no length
         alpha, betas, fields, e_dot_v = torch.ones_like(amplitude), list[Tensor](), list[Tensor](), list[Tensor]()
-        b_ij = torch.zeros_like(amplitude)
+        b_ij, kappa = torch.zeros_like(amplitude), kappa.unsqueeze(-1)
         for t in range(self.options.iterations):
-            c_ij = parents.softmax(b_ij)
-            s_j = torch.einsum("bij,bijq->bjq", c_ij * alpha, u_hat)
+            c_ij = parents.softmax(b_ij.transpose(1, 2)).transpose(1, 2).contiguous()
+            s_j = ((c_ij * alpha).unsqueeze(-2) @ u_hat).squeeze(-2)
             for beta, v in zip(betas, fields, strict=True):
-                s_j = s_j + (c_ij * amplitude * beta).sum(1).unsqueeze(-1) * v
+                s_j = s_j + (c_ij * amplitude * beta).sum(-1, keepdim=True) * v
             v_j = squash(s_j)
             if t == self.options.iterations - 1:
                 return Routed(v_j, lengths(v_j))
             fields.append(v_j)
-            e_dot_v.append(torch.einsum("bijq,bjq->bij", u_hat, v_j) / amplitude)
-            pull, v_dot_v = kappa * c_ij, [(v * v_j).sum(-1).unsqueeze(1) for v in fields]  # v_dot_v: b 1 j
+            e_dot_v.append((u_hat @ v_j.unsqueeze(-1)).squeeze(-1) / amplitude)
+            pull, v_dot_v = kappa * c_ij, [(v * v_j).sum(-1, keepdim=True) for v in fields]  # v_dot_v: b j 1
             x_dot_e = alpha * own + sum_of(betas, e_dot_v)
             x_dot_v = alpha * e_dot_v[-1] + sum_of(betas, v_dot_v)
             x_dot_f = x_dot_e + pull * x_dot_v
