@@ -1,7 +1,8 @@
 """Draw the time of a training step by part, one picture for each kind of processor, from results/ into docs/images.
 
     capsnet bench --json > results/bench.json          on a processor without bfloat16
-    capsnet bench --json > results/bench-bf16.json     on a processor with bfloat16
+    capsnet bench --json > results/bench-bf16.json     on a processor with bfloat16 in AMX tiles
+    capsnet bench --json > results/bench-amd.json      on a processor with bfloat16 in AVX-512
     python tools/step_bills.py
 
 Results of `capsnet bench --quick` have no breakdown by part: they are skipped with a message.
@@ -15,7 +16,7 @@ from pathlib import Path
 from capsnet.report import figures
 
 ROOT = Path(__file__).parents[1]
-PICTURES = {"bench": "step-bill", "bench-bf16": "step-bill-bf16"}
+PICTURES = {"bench": "step-bill", "bench-bf16": "step-bill-bf16", "bench-amd": "step-bill-amd"}
 
 
 def main() -> None:

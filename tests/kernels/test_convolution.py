@@ -16,7 +16,7 @@ from torch import Tensor
 
 from capsnet import kernels
 from capsnet.errors import UserError
-from capsnet.kernels import convolution, dispatch, stem
+from capsnet.kernels import convolution, dispatch, products, stem
 from capsnet.kernels.allocator import keep_memory
 from capsnet.kernels.bilinear import PRECISIONS, algorithm, multiply, phase_sizes
 from capsnet.kernels.convolution import best_tile, plan_for
@@ -93,12 +93,21 @@ def agree(
 
 
 @pytest.mark.parametrize(
-    ("stride", "kernel", "size", "bias"),
-    sample(16, [1, 2, 3], [(1, 1), (3, 3), (4, 5), (9, 9)], [(20, 20), (19, 22), (13, 9)], [True, False]),
+    ("stride", "kernel", "size", "bias", "onednn"),
+    sample(
+        20, [1, 2, 3], [(1, 1), (3, 3), (4, 5), (9, 9)], [(20, 20), (19, 22), (13, 9)], [True, False], [True, False]
+    ),
 )
 def test_values_and_gradients_are_those_of_plain_convolution(
-    always_fast: None, stride: int, kernel: tuple[int, int], size: tuple[int, int], bias: bool
+    always_fast: None,
+    monkeypatch: pytest.MonkeyPatch,
+    stride: int,
+    kernel: tuple[int, int],
+    size: tuple[int, int],
+    bias: bool,
+    onednn: bool,
 ) -> None:
+    monkeypatch.setattr(products, "by_onednn", lambda: onednn)
     inputs = tensors(3, 4, 5, *size, *kernel, bias=bias)
     agree(lambda *a: conv2d(*a, stride=stride), lambda *a: F.conv2d(*a, stride=stride), inputs)
 
@@ -124,7 +133,9 @@ def test_tiles_that_do_not_fit_evenly_change_nothing(
     agree(lambda *a: conv2d(*a, stride=stride), lambda *a: F.conv2d(*a, stride=stride), inputs)
 
 
-def test_the_papers_primary_convolution_is_exact_to_a_millionth() -> None:
+@pytest.mark.parametrize("onednn", [True, False])
+def test_the_papers_primary_convolution_is_exact_to_a_millionth(monkeypatch: pytest.MonkeyPatch, onednn: bool) -> None:
+    monkeypatch.setattr(products, "by_onednn", lambda: onednn)
     inputs = tensors(32, 256, 64, 20, 20, 9, 9)
     assert best_tile(32, 256, 64, (6, 6), (9, 9), 2, True)
     agree(lambda *a: conv2d(*a, stride=2), lambda *a: F.conv2d(*a, stride=2), inputs, tolerance=3e-6)

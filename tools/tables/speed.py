@@ -239,6 +239,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "bench-twice": bench_twice,
     "bench-36": lambda: bench("bench-36"),
     "bench-bf16": lambda: bench("bench-bf16"),
+    "bench-amd": lambda: bench("bench-amd"),
     "breakdown": breakdown,
     "presets": presets,
     "sweep": sweep,

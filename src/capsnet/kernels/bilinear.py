@@ -37,6 +37,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from capsnet.kernels.products import baddbmm_, bmm, mm
+
 
 class Points(NamedTuple):
     """How many pairs ±r of real points at most, the smallest r (the largest is its inverse), and the operands' type."""
@@ -259,17 +261,17 @@ def multiply(
     total = filters.new_empty((plan.products, rows, o), dtype=torch.float32)
     places = zip(_split(flat, plan, keep, rows * c), _split(filters, plan, False, o * c), strict=True)
     for phase, taps_of_phase, (V, U) in zip(plan.phases, taps, places, strict=True):
-        torch.mm(phase.B, image(phase), out=V)
-        torch.mm(phase.G, taps_of_phase, out=U)
+        mm(phase.B, image(phase), out=V)
+        mm(phase.G, taps_of_phase, out=U)
         factors = V.view(-1, rows, c), U.view(-1, o, c).transpose(1, 2)
         if flat.dtype != torch.float32:  # the sum over the phases stays in float32
             product, place = torch.bmm(*factors), total[phase.products]
             place.copy_(product) if phase is plan.phases[0] else place.add_(product)
         elif phase is plan.phases[0]:  # it takes part in all the products
-            torch.bmm(*factors, out=total)
+            bmm(*factors, out=total)
         else:
-            total[phase.products].baddbmm_(*factors)
-    return plan.A.T @ total.view(plan.products, -1), flat if keep else flat.new_empty(0)
+            baddbmm_(total[phase.products], *factors)
+    return mm(plan.A.T, total.view(plan.products, -1)), flat if keep else flat.new_empty(0)
 
 
 def multiply_backward(
@@ -283,7 +285,7 @@ def multiply_backward(
     """The same transposed, for grad (outputs, rows, o): the weight's gradient; `take` gets that of each image."""
     (o, c), rows = weight.shape[:2], grad.shape[1]
     empty = plan.tap_order.new_empty
-    total = (plan.A @ grad.view(-1, rows * o)).view(-1, rows, o).to(plan.tap_order.dtype)
+    total = mm(plan.A, grad.view(-1, rows * o)).view(-1, rows, o).to(plan.tap_order.dtype)
     taps = _ordered_taps(plan, weight) if take else [empty(0)] * len(plan.phases)
     filters = _split(empty(_length(plan, False, o * c)), plan, False, o * c)
     grad_inputs = _split(empty(_length(plan, False, rows * c) if take else 0), plan, False, rows * c)
@@ -292,10 +294,10 @@ def multiply_backward(
     for phase, taps_of_phase, U, V, grad_V in zip(plan.phases, taps, filters, inputs, grad_inputs, strict=True):
         part, U3 = total[phase.products], U.view(-1, o, c)
         if weight_wanted:  # U serves as the place for its own gradient
-            torch.bmm(part.transpose(1, 2), V.view(-1, rows, c), out=U3)
-            _put_taps(plan, phase, phase.G.T @ U, grad_weight)
+            bmm(part.transpose(1, 2), V.view(-1, rows, c), out=U3)
+            _put_taps(plan, phase, mm(phase.G.T, U), grad_weight)
         if take:
-            torch.mm(phase.G, taps_of_phase, out=U)
-            torch.bmm(part, U3, out=grad_V.view(-1, rows, c))
-            take(phase, phase.B.T @ grad_V)
+            mm(phase.G, taps_of_phase, out=U)
+            bmm(part, U3, out=grad_V.view(-1, rows, c))
+            take(phase, mm(phase.B.T, grad_V))
     return grad_weight

@@ -21,6 +21,7 @@ from capsnet.kernels import convolution
 from capsnet.kernels.bilinear import Pair
 from capsnet.kernels.convolution import out_size
 from capsnet.kernels.private import constant, has_hooks, is_transformed, processor_has_amx, processor_has_bf16
+from capsnet.kernels.products import mm
 from capsnet.kernels.stem import fused_stem
 
 if TYPE_CHECKING:
@@ -160,7 +161,7 @@ def _patches(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int) -> Ten
     patches = x.unfold(2, weight.shape[2], stride).unfold(3, weight.shape[3], stride).permute(0, 2, 3, 1, 4, 5)
     rows, taps = patches.flatten(3).flatten(0, 2), weight.flatten(1).T
     with torch.autocast("cpu", enabled=False):
-        y = rows @ taps if bias is None else torch.addmm(bias, rows, taps)
+        y = mm(rows, taps) if bias is None else mm(rows, taps).add_(bias)
     return y.unflatten(0, patches.shape[:3]).permute(0, 3, 1, 2)
 
 

@@ -28,6 +28,7 @@ from capsnet.kernels.convolution import (
 )
 from capsnet.kernels.once import differentiable_once
 from capsnet.kernels.private import relu_backward
+from capsnet.kernels.products import mm
 
 
 def _patches(x: Tensor, kernel: tuple[int, ...], strides: list[int], phase: Phase) -> Tensor:
@@ -74,7 +75,7 @@ def _stem(
 
     def image(phase: Phase) -> Tensor:
         patches = _patches(x, weight1.shape, strides, phase)
-        return torch.mm(patches, columns, out=next(places)).relu_().view(prod(phase.inputs), -1)
+        return mm(patches, columns, out=next(places)).relu_().view(prod(phase.inputs), -1)
 
     with torch.autocast("cpu", enabled=False):
         Y, flat = multiply(plan, weight2, b, image, keep)
@@ -122,7 +123,7 @@ def _stem_backward(
 
     def take(phase: Phase, images: Tensor) -> None:
         active = relu_backward(images.view(-1, c), next(places))
-        grad_columns.add_(_patches(x, weight1.shape, strides, phase).T @ active)
+        grad_columns.add_(mm(_patches(x, weight1.shape, strides, phase).T, active))
         if needs[0]:
             grad_hidden[:, *window(phase, strides[1])] = active.view(*phase.inputs, b, c).permute(2, 0, 1, 3)
 
