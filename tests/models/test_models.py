@@ -20,7 +20,7 @@ from capsnet.errors import UserError
 from capsnet.io.transfer import create_model
 from capsnet.models.capsnet import CapsNet
 from capsnet.models.cnn import CNN
-from capsnet.models.config import CapsNetConfig, ModelConfig
+from capsnet.models.config import CapsNetConfig, CNNConfig, ModelConfig
 from capsnet.models.registry import build, parameters
 from capsnet.nn.functional import mask, one_hot
 from capsnet.nn.layers import DenseCaps
@@ -489,3 +489,13 @@ def test_poses_may_be_matrices() -> None:
     assert model(torch.rand(2, 1, 10, 10)).poses.shape == (2, 3, 16)
     with pytest.raises(UserError, match="matrix poses are square and of one size"):
         CapsNet(replace(config, class_dim=15))
+
+
+def test_strides_instead_of_max_pooling_keep_every_shape() -> None:
+    pooled = CNNConfig((1, 40, 40), 10, (4, 5, 6), (5, 5, 3), (2, 2, 2), (7,))
+    models = [build(config) for config in (pooled, replace(pooled, strided=True))]
+    shapes = [[tuple(p.shape) for p in model.parameters()] for model in models]
+    assert shapes[0] == shapes[1]
+    assert not any(isinstance(module, torch.nn.MaxPool2d) for module in models[1].modules())
+    assert models[1](torch.rand(2, 1, 40, 40)).activations.shape == (2, 10)
+    assert "stride 2" in models[1].describe()

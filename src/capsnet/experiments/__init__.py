@@ -20,6 +20,7 @@ EXPERIMENTS = {
     "multimnist": "multimnist.MultiMnist",
     "figures": "figures.Figures",
     "affine": "affine.Affine",
+    "affine-causes": "affine_causes.AffineCauses",
     "iterations": "iterations.Iterations",
     "small-data": "small_data.SmallData",
     "parts": "parts.Parts",

@@ -27,6 +27,7 @@ from capsnet.experiments.core.plan import (
     with_model,
 )
 from capsnet.models.registry import parameters
+from capsnet.routing.base import options_for
 from capsnet.train.config import Config
 from capsnet.train.loop import Result
 from capsnet.train.presets import get_preset
@@ -36,9 +37,19 @@ if TYPE_CHECKING:
 
 STOP_AT = 0.8  # % validation error
 PAPER = {"capsnet": (99.23, 79.0), "cnn": (99.22, 66.0)}
-NAMES = {"capsnet": "CapsNet", "cnn": "CNN, max-pooling", "cnn-norm": "CNN, max-pooling and batch norm"}
-LABELS = {"capsnet": "CapsNet", "cnn": "CNN", "cnn-norm": "CNN, batch norm"}  # short forms
-COLOURS = {"capsnet": 0, "cnn": 1, "cnn-norm": 2}  # of the palette
+NAMES = {
+    "capsnet": "CapsNet",
+    "cnn": "CNN, max-pooling",
+    "cnn-norm": "CNN, max-pooling and batch norm",
+    "shared": "CapsNet, shared transformations, no routing",
+}
+ROUTINGS = ("max-min", "self-attention", "inverted-attention", "self-routing", "em", "vb", "kuramoto")  # at `day`
+LABELS = {"capsnet": "CapsNet", "cnn": "CNN", "cnn-norm": "CNN, batch norm", "shared": "shared"}  # short forms
+COLOURS = {"capsnet": 0, "cnn": 1, "cnn-norm": 2, "shared": 3}  # of the palette
+THEIRS = {
+    "cnn": "; the paper reports 79 and 66 % on affNIST itself",
+    "shared": "; 93.2 % were published for shared transformations without routing on affNIST itself",
+}
 CURVES = {
     "rotation": ("Rotation", "degrees"),
     "shear": ("Shear", ""),
@@ -48,7 +59,7 @@ CURVES = {
 }
 NEAR = 8.0  # px from the centre: training digits are shifted by up to 6 px in x and y, 8.5 px in total
 FEWEST = 50  # images per point of a curve
-PER_DIGIT = {"smoke": 1, "hour": 2, "full": 32}
+PER_DIGIT = {"smoke": 1, "hour": 2, "day": 2, "full": 32}
 
 
 class Affine(Experiment):
@@ -64,8 +75,11 @@ class Affine(Experiment):
         "affine_accuracy_percent": "accuracy on affNIST re-creation, %",
     }
 
+    budgets: Sequence[Budget] = ("smoke", "hour", "day", "full")
+
     def rows(self, budget: Budget, seed: int) -> list[Row]:
-        return [row_of(kind, budget, seed) for kind in NAMES]
+        kinds = (*NAMES, *ROUTINGS) if budget == "day" else [kind for kind in NAMES if kind != "shared"]
+        return [row_of(kind, config_of(kind, budget, seed), budget) for kind in kinds]
 
     def measure(self, row: Row, result: Result) -> dict[str, Any]:
         expanded = result.evaluation.summary()
@@ -81,7 +95,7 @@ class Affine(Experiment):
     def pictures(self, records: Sequence[Record]) -> dict[str, Figure]:
         from capsnet.report.figures import lines
 
-        firsts = [group[0] for group in by_method(records)]
+        firsts = [group[0] for group in by_method(records) if group[0].method in LABELS]
         *curves, place = (panel(firsts, measure) for measure in CURVES)
         note = "Accuracy on a re-creation of affNIST against one property of the transformation."
         return {
@@ -101,15 +115,15 @@ class Affine(Experiment):
         groups = {g[0].method: g for g in by_method(records)}
         right = {kind: average(group, "affine_accuracy_percent") or 0.0 for kind, group in groups.items()}
         said = []
-        for kind in [kind for kind in NAMES if kind in right and kind != "capsnet" and "capsnet" in right]:
+        for kind in [kind for kind in right if kind != "capsnet" and "capsnet" in right]:
             a, b = right["capsnet"], right[kind]
-            theirs = "; the paper reports 79 and 66 % on affNIST itself" if kind in PAPER else ""
+            theirs = THEIRS.get(kind, "")
             said.append(
-                f"Accuracy on the re-creation of affNIST: CapsNet {a:.1f} %, {NAMES[kind]} {b:.1f} %"
+                f"Accuracy on the re-creation of affNIST: CapsNet {a:.1f} %, {named(kind)} {b:.1f} %"
                 f"{too_close(groups['capsnet'], groups[kind], 'affine')}{theirs}."
             )
         near, far = (
-            ", ".join(f"{LABELS[kind]} {right_of(group, side):.1f} %" for kind, group in groups.items())
+            ", ".join(f"{LABELS.get(kind, kind)} {right_of(group, side):.1f} %" for kind, group in groups.items())
             for side in (True, False)
         )
         said.append(
@@ -119,7 +133,7 @@ class Affine(Experiment):
             reached = average(group, "validation_error_percent")
             if reached is not None and reached > STOP_AT:
                 said.append(
-                    f"{NAMES[kind]} ended with a validation accuracy of {100 - reached:.2f} %, short of 99.2 %."
+                    f"{named(kind)} ended with a validation accuracy of {100 - reached:.2f} %, short of 99.2 %."
                 )
         return said
 
@@ -155,26 +169,36 @@ def right_of(group: Sequence[Record], near: bool) -> float:
     return 100 * (1 - errors / max(n, 1))
 
 
-def row_of(kind: str, budget: Budget, seed: int) -> Row:
-    config = config_of(kind, budget, seed)
+def named(kind: str) -> str:
+    return NAMES.get(kind, f"CapsNet, {kind} routing")
+
+
+def row_of(kind: str, config: Config, budget: Budget) -> Row:
     theirs = dict(zip(Affine.columns, PAPER[kind], strict=True)) if kind in PAPER else {}
     transformed = f"affine-mnist:per_digit={PER_DIGIT[budget]}"
-    return Row(kind, config, {"network": NAMES[kind]}, theirs, less(config, budget), transformed)
+    return Row(kind, config, {"network": named(kind)}, theirs, less(config, budget), transformed)
 
 
 def config_of(kind: str, budget: Budget, seed: int) -> Config:
     """The paper's capsule network and a CNN of the same size at `full`, else the compact presets."""
-    config = get_preset("expanded" if kind == "capsnet" else "expanded-cnn")
+    capsules = not kind.startswith("cnn")
+    config = get_preset("expanded" if capsules else "expanded-cnn")
     if budget == "full":
         paper = with_model(get_preset("paper"), image_shape=(1, 40, 40))
-        if kind == "capsnet":
+        if capsules:
             config = replace(paper, data=config.data, augment=config.augment, epochs=100)
         else:
             config = replace(config, model=with_width(config.model, parameters(paper.model)), epochs=100)  # type: ignore[arg-type]
     if kind == "cnn-norm":  # like the compact capsule network, unlike the paper's networks
         config = with_model(config, norm=True)
+    if kind == "shared":
+        config = with_model(config, shared=True, routing=options_for("uniform"))
+    if kind in ROUTINGS:
+        config = with_model(config, routing=options_for(kind))
     if budget == "smoke":
         config = replace(tiny(config), validation=300)
+    if budget == "day":
+        config = replace(config, precision="bf16")
     return replace(config, seed=seed, stop_at=STOP_AT)
 
 

@@ -39,13 +39,14 @@ class CNN(Model):
         features: list[nn.Module] = []
         for out, kernel, pool in zip(config.channels, config.kernels, config.pool, strict=True):
             bias = not config.norm  # a norm removes any bias
+            stride = pool if config.strided else 1
             features.append(
-                nn.Conv2d(channels, out, kernel, padding=kernel // 2, bias=bias, device=device, dtype=dtype)
+                nn.Conv2d(channels, out, kernel, stride, padding=kernel // 2, bias=bias, device=device, dtype=dtype)
             )
             if config.norm:
                 features.append(nn.BatchNorm2d(out, device=device, dtype=dtype))
             features.append(nn.ReLU(inplace=True))
-            if pool > 1:
+            if pool > stride:
                 features.append(nn.MaxPool2d(pool))
             channels, height, width = out, height // pool, width // pool
         if min(height, width) < 1:
@@ -75,7 +76,7 @@ class CNN(Model):
         config = self.config
         parts, norm = [describe_image(config.image_shape)], ", batch norm" if config.norm else ""
         for channels, kernel, pool in zip(config.channels, config.kernels, config.pool, strict=True):
-            pooled = f", max-pooling {pool}" if pool > 1 else ""
+            pooled = f", {'stride' if config.strided else 'max-pooling'} {pool}" if pool > 1 else ""
             parts.append(f"convolution {kernel}×{kernel}, {channels}{norm}{pooled}")
         parts += [f"fully connected {width}" for width in config.hidden]
         return " → ".join([*parts, f"{config.num_classes} outputs"])

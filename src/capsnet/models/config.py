@@ -134,6 +134,8 @@ class CNNConfig(ModelConfig):
     """Dropout before the outputs."""
     norm: bool = False
     """Batch normalisation after each convolution (the paper has none)."""
+    strided: bool = False
+    """Strides of the convolutions instead of max-pooling of the same size."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -28,7 +28,7 @@ from capsnet.data.splits import Splits
 from capsnet.data.synthetic.multimnist import lay
 from capsnet.errors import UserError
 
-FIELD = 40  # side of the images
+FIELD, DIGIT = 40, 28  # sides of the images and of a digit
 ROTATION, SHEAR, SCALE = 20.0, 0.2, 0.2  # maxima: degrees, pixels per row, fraction
 PER_DIGIT = 32
 
@@ -66,10 +66,12 @@ class OnField(MadeOf):
 
 @dataclass(frozen=True, eq=False)
 class Placed(OnField):
-    """Each 28×28 digit, unchanged, at a random position of a 40×40 field."""
+    """Each 28×28 digit, unchanged, at a random position of a 40×40 field, up to `room` / 2 pixels from the centre."""
+
+    room: int = FIELD - DIGIT
 
     def make(self, chosen: Tensor, index: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        room = FIELD - self.source.image_shape[1]
+        room = self.room
         corner = torch.stack([seeds.integers(self.stream, index, draw, room + 1) for draw in (0, 1)], 1)
         images = lay(self.source.images[chosen], corner - room // 2, FIELD).float().div_(255)
         return images, {"shift": (corner - room / 2).norm(dim=1)}
@@ -134,19 +136,36 @@ class Options:
         return 60_000, 10_000 * self.per_digit
 
 
+@dataclass(frozen=True)
+class Shift:
+    """Options after `expanded-mnist:`."""
+
+    shift: int = (FIELD - DIGIT) // 2
+    """Largest shift of a digit from the centre, in pixels."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.shift <= (FIELD - DIGIT) // 2:
+            raise UserError(f"expanded-mnist:shift={self.shift} should be between 0 and {(FIELD - DIGIT) // 2}.")
+
+
 def load_expanded(request: Request) -> Splits[OnField]:
-    """The splits of `expanded-mnist`, each made of the same split of MNIST."""
+    """The splits of `expanded-mnist:OPTIONS`."""
+    return placed(request, 2 * request.spec.options.shift)
+
+
+def placed(request: Request, room: int) -> Splits[OnField]:
+    """Digits at random positions, each split made of the same split of MNIST."""
     digits, name = request.load_base(), request.spec.text
     return Splits(
-        Placed(digits.train, seeds.key(request.seed, "expanded training"), name, endless=True),
-        Placed(digits.validation, seeds.key(0, "expanded validation"), name),
-        Placed(digits.test, seeds.key(0, "expanded test"), name),
+        Placed(digits.train, seeds.key(request.seed, "expanded training"), name, endless=True, room=room),
+        Placed(digits.validation, seeds.key(0, "expanded validation"), name, room=room),
+        Placed(digits.test, seeds.key(0, "expanded test"), name, room=room),
     )
 
 
 def load_affine(request: Request) -> Splits[OnField]:
     """The splits of `affine-mnist:OPTIONS`: expanded-mnist with transformed test digits."""
-    splits, per_digit = load_expanded(request), request.spec.options.per_digit
+    splits, per_digit = placed(request, FIELD - DIGIT), request.spec.options.per_digit
     digits, stream = splits.test.source, seeds.key(0, "affine test")
     return replace(splits, test=Transformed(digits, stream, request.spec.text, per_digit=per_digit))
 
@@ -191,6 +210,7 @@ register(
         image_shape=(1, FIELD, FIELD),
         sizes=(60_000, 10_000),
         preset="expanded",
+        options=Shift,
         measures={"shift": SHIFTS},
         made_of="mnist",
         digit_side=28,
