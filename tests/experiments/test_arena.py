@@ -9,7 +9,7 @@ import pytest
 
 from capsnet.errors import UserError
 from capsnet.experiments.arena import tasks
-from capsnet.experiments.arena.compare import Arena, against_control, verdict
+from capsnet.experiments.arena.compare import Arena, against_control, rates_at_the_edge, verdict
 from capsnet.experiments.arena.cost import Costs
 from capsnet.experiments.arena.rates import Rates, best_rates
 from capsnet.experiments.arena.tasks import ALGORITHMS, CONTROL, TASKS, algorithms_of, config_of
@@ -101,6 +101,14 @@ def test_the_claim_for_dynamic_routing_follows_the_paired_interval() -> None:
 
 def test_one_seed_decides_nothing() -> None:
     assert "Too close to call: em" in verdict("MNIST", [record(CONTROL, 0, 9.0), record("em", 0, 1.0)])
+
+
+def test_a_rate_at_the_edge_of_the_grid_is_reported() -> None:
+    chosen = [
+        replace(record(name, 0, 1.0), outcome={"learning_rate": rate}) for name, rate in (("em", 0.003), ("vb", 0.006))
+    ]
+    assert rates_at_the_edge(chosen) == ["In 1 of 2 cases the chosen learning rate is the largest of the grid."]
+    assert rates_at_the_edge(chosen[:1]) == []
 
 
 def test_it_runs_and_no_rate_is_chosen_on_the_test_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -95,7 +95,7 @@ class Arena(Experiment):
 
     def findings(self, records: Sequence[Record]) -> list[str]:
         verdicts = [verdict(data, records) for data in dict.fromkeys(r.shown["data"] for r in records)]
-        return [*verdicts, caution(records)]
+        return [*verdicts, caution(records), *rates_at_the_edge(records)]
 
     def pictures(self, records: Sequence[Record]) -> dict[str, Figure]:
         from capsnet.report import figures
@@ -160,3 +160,12 @@ def caution(records: Sequence[Record]) -> str:
     """How many of the intervals would exclude zero by chance alone."""
     compared = {r.method for r in records if r.shown["routing"] != CONTROL}
     return f"Of {len(compared)} intervals at 95 %, about {0.05 * len(compared):.1f} would exclude zero by chance alone."
+
+
+def rates_at_the_edge(records: Sequence[Record]) -> list[str]:
+    """How often the chosen learning rate is the largest of the grid, so that a larger one might have been better."""
+    chosen = {r.method: r.outcome["learning_rate"] for r in records}
+    largest = sum(rate == max(RATES) for rate in chosen.values())
+    return (
+        [f"In {largest} of {len(chosen)} cases the chosen learning rate is the largest of the grid."] if largest else []
+    )
