@@ -63,6 +63,8 @@ def test_dynamic_routing_offers_what_can_change_after_training() -> None:
         ('{"iterations": 2.5}', "iterations must be an integer from 1 to 10, got 2.5."),
         ('{"temperature": 0}', "temperature must be a number of at least 0.1, got 0."),
         ('{"temperature": NaN}', "temperature must be a number of at least 0.1, got NaN."),
+        pytest.param('{"temperature": 1%s}' % ("0" * 400), "temperature must be a number of at least 0.1", id="huge"),
+        ('{"temperature": Infinity}', "temperature must be a number of at least 0.1, got Infinity."),
         ('{"temperature": null}', "temperature must be a number of at least 0.1, got null."),
         ('{"rounds": 100000}', "rounds must be an integer up to 12, got 100000."),
         ('{"sharpen": 1}', "sharpen must be true or false, got 1."),

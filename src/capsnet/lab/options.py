@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import inspect
 import json
-import math
+import sys
 import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import Field, dataclass, fields, is_dataclass
@@ -20,6 +20,7 @@ from capsnet.errors import UserError, unknown
 
 BOUNDS: dict[str, tuple[float, float]] = {"iterations": (1, 10)}  # the most work that one request may ask for
 MOST = 10  # of any other integer without bounds of its own, which may count steps too
+LARGEST = sys.float_info.max  # excludes infinity, and integers that do not fit into a float
 
 
 @dataclass(frozen=True)
@@ -40,9 +41,9 @@ class Control:
             raise unknown(self.name, str(value), self.choices)
         kinds: dict[str, tuple[type, ...]] = {"bool": (bool,), "int": (int,), "float": (int, float), "choice": (str,)}
         right = isinstance(value, kinds[self.type]) and (self.type == "bool" or not isinstance(value, bool))
-        low, high = (-math.inf if self.min is None else self.min), (math.inf if self.max is None else self.max)
         if right and isinstance(value, int | float) and self.type != "bool":
-            right = math.isfinite(value) and low <= value <= high
+            low, high = (-LARGEST if self.min is None else self.min), (LARGEST if self.max is None else self.max)
+            right = low <= value <= high
         if not right:
             raise UserError(f"{self.name} must be {self.expected()}, got {json.dumps(value)[:60]}.")
 
