@@ -21,7 +21,8 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from starlette.types import Message
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from capsnet import data
 from capsnet.cli import main
@@ -570,11 +571,10 @@ def test_a_lab_for_others_answers_to_its_address_and_no_other_name(host: str, as
     assert Guard(lambda *_: None, host, 8700, {}, lambda: None).knows(asked) is known  # type: ignore[arg-type, return-value]
 
 
-def test_an_internal_error_is_printed_and_not_sent(capsys: pytest.CaptureFixture[str]) -> None:
-    async def broken(*_: object) -> None:
-        raise RuntimeError("a secret")
+def guarded(app: ASGIApp) -> list[Message]:
+    """What is sent for a request whose client has gone."""
 
-    async def nothing() -> Message:
+    async def gone() -> Message:
         return {"type": "http.disconnect"}
 
     sent: list[Message] = []
@@ -583,14 +583,30 @@ def test_an_internal_error_is_printed_and_not_sent(capsys: pytest.CaptureFixture
         sent.append(dict(message))
 
     scope = {"type": "http", "method": "GET", "path": "/", "scheme": "http", "headers": [(b"host", b"localhost:8700")]}
-    guard = Guard(broken, "127.0.0.1", 8700, {}, lambda: None)
+    guard = Guard(app, "127.0.0.1", 8700, {}, lambda: None)
     with ThreadPoolExecutor(1) as pool:  # this thread may have an event loop already: the browser tests' one
-        pool.submit(lambda: asyncio.run(guard(scope, nothing, keep))).result()
+        pool.submit(lambda: asyncio.run(guard(scope, gone, keep))).result()
+    return sent
+
+
+def test_an_internal_error_is_printed_and_not_sent(capsys: pytest.CaptureFixture[str]) -> None:
+    async def broken(*_: object) -> None:
+        raise RuntimeError("a secret")
+
+    sent = guarded(broken)
     assert sent[0]["status"] == 500
     assert (b"content-security-policy", SERVED.encode()) in sent[0]["headers"]
     assert b"secret" not in sent[1]["body"]
     assert json.loads(sent[1]["body"])["detail"].endswith(".")
     assert "a secret" in capsys.readouterr().err
+
+
+def test_an_upload_that_is_broken_off_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    async def reading(scope: Scope, receive: Receive, _: Send) -> None:
+        await Request(scope, receive).body()
+
+    assert guarded(reading) == []
+    assert capsys.readouterr().err == ""
 
 
 def raw(lab: Running, request: bytes) -> bytes:

@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Callable, Mapping
 
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from capsnet.lab import policy
@@ -53,6 +54,8 @@ class Guard:
         limited = Bounded(receive, self.body_limits.get(scope["path"], SMALL))
         try:
             await self.app(scope, limited, answer)
+        except ClientDisconnect:  # the page was closed or reloaded during an upload
+            return
         except Exception:
             print(f"capsnet lab: {scope['method']} {scope['path']} failed", file=sys.stderr)
             traceback.print_exc()
