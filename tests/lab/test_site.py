@@ -120,6 +120,14 @@ def test_a_folder_that_is_no_exported_lab_is_not_replaced(tmp_path: Path, capfd:
     assert (tmp_path / "thesis.txt").read_text() == "years of work"
 
 
+def test_the_current_folder_is_not_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["lab", "--export", "."]) == 2
+    assert "contains the current folder" in capfd.readouterr().err
+
+
 def npm_that(folder: Path, script: str) -> Path:
     """An npm that runs these lines of sh; the last argument is the folder to download into."""
     npm = folder / "npm"

@@ -77,7 +77,9 @@ def export_site(folder: Path, models: Sequence[str] = (), samples: int = MOST_SA
 
 
 def check_target(folder: Path) -> None:
-    """Refuse to replace anything but an exported Lab."""
+    """Refuse to replace anything but an exported Lab, or the folder that the user is in."""
+    if Path.cwd().is_relative_to(folder.resolve()):
+        raise UserError(f"the site replaces {folder}, which contains the current folder: name another, such as site.")
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return
     if not all((folder / mark).is_file() for mark in MARKS):
