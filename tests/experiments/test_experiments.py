@@ -31,6 +31,7 @@ from capsnet.experiments.core.conduct import (
     expected_seconds,
     find_finished,
     is_done,
+    is_trained,
     plan,
     same_training,
 )
@@ -193,6 +194,38 @@ def test_an_interrupted_experiment_goes_on_and_runs_no_row_twice(tmp_path: Path)
     nothing = Counts()
     conduct(Short(), "smoke", place=place, show=nothing)
     assert nothing.rows == []
+
+
+class Wanting(Experiment):
+    """Two measurements, each after one that it requires."""
+
+    name = title = question = "wanting"
+    requires = ("wanted",)
+    methods = ("a-seed0", "b-seed0")
+
+    def rows(self, budget: str, seed: int) -> list[Row]:
+        return [Row(method, None, {"row": method}) for method in self.methods]
+
+    def observe(self, row: Row) -> dict[str, float]:
+        return {"error_percent": 1.0}
+
+
+class Wanted(Wanting):
+    name, requires, methods = "wanted", (), ("a-rate", "b-rate")
+
+
+def test_only_limits_the_rows_that_are_required_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(experiments, "get", lambda _: Wanted())
+    show = Counts()
+    conduct(Wanting(), "smoke", only="a-seed0", place=Place(tmp_path / "results", tmp_path / "runs"), show=show)
+    assert show.rows == ["a-rate", "a-seed0"]
+
+
+def test_a_row_that_is_validated_is_never_taken_from_another_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("capsnet.experiments.core.conduct.find_finished", lambda *_: Path("runs/other"))
+    row = Short().rows("smoke", 0)[0]
+    assert is_trained(row, "short", "smoke", Place())
+    assert not is_trained(replace(row, validated=True), "short", "smoke", Place())
 
 
 def test_a_killed_experiment_comes_to_the_same_results(
@@ -408,6 +441,18 @@ def test_the_list_names_every_experiment(capsys: pytest.CaptureFixture[str]) -> 
     assert main(["reproduce", "--list"]) == 0
     out = capsys.readouterr().out
     assert all(name in out for name in experiments.EXPERIMENTS)
+
+
+def test_an_interrupted_experiment_says_how_to_resume_the_same_rows(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object, **__: object) -> Results:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("capsnet.cli.reproduce.conduct", interrupted)
+    words = ["reproduce", "table1", "--budget", "smoke", "--seeds", "2", "--only", "mnist-"]
+    assert main(words) == 130
+    assert capsys.readouterr().err.endswith(f"resume with: capsnet {' '.join(words)}\n")
 
 
 def test_a_missing_checkpoint_is_said_so(capsys: pytest.CaptureFixture[str]) -> None:

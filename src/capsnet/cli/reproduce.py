@@ -10,16 +10,21 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 from tyro.conf import Positional, arg
 
 from capsnet import experiments
 from capsnet.cli.flags import MaybePath, MaybeStr, Switch, parse
+from capsnet.cli.inputs import list_images, prepare_image, splits_for, training_config
+from capsnet.cli.reconstruct import MAX_IMAGES
 from capsnet.cli.train import command_in_group
 from capsnet.errors import UserError, unknown
-from capsnet.experiments.core.conduct import Show, conduct
-from capsnet.experiments.core.plan import BUDGETS, Experiment, Record, Row, Table, check_budget
+from capsnet.experiments.core.conduct import Show, conduct, save_picture
+from capsnet.experiments.core.plan import BUDGETS, Experiment, Record, Row, check_budget
 from capsnet.experiments.core.results import Place, Results
+from capsnet.experiments.figures import looked_at, paper_figures
 from capsnet.group.base import current
+from capsnet.io import checkpoint
 from capsnet.notice import say
 from capsnet.terminal import print_table
 from capsnet.timing import clock
@@ -108,6 +113,7 @@ def run(experiment: Experiment, flags: Reproduce) -> int:
         results = conduct(experiment, flags.budget, flags.seeds, only=flags.only, show=show)
     except KeyboardInterrupt:
         words = ["reproduce", experiment.name, "--budget", flags.budget, "--seeds", str(flags.seeds)]
+        words += ["--only", flags.only] if flags.only else []
         say(f"stopped; resume with: {command_in_group(*words)}")
         return 130
     if flags.json:
@@ -119,7 +125,7 @@ def run(experiment: Experiment, flags: Reproduce) -> int:
 
 
 def show_results(experiment: Experiment, results: Results) -> None:
-    table: Table = experiment.table(results.rows)
+    table = experiment.table(results.rows)
     print_table(table.columns, table.rows, title=experiment.title)
     for sentence in [*table.notes, *experiment.findings(results.rows)]:
         print(sentence)
@@ -188,11 +194,19 @@ def write_pages() -> int:
 
 
 def figures_of(flags: Reproduce) -> int:
-    """Draw Figures 3, 4 and 5 of any checkpoint and any images."""
+    """Draw Figures 3, 4 and 5 of any checkpoint, from these images or from its test images."""
     if flags.name != "figures" or not flags.model:
         raise UserError("--model and --images belong to figures: capsnet reproduce figures --model runs/demo.")
-    from capsnet.cli.figures import draw
-
-    for path in draw(flags.model, flags.images, flags.out):
-        print(path)
+    if find_spec("matplotlib") is None:
+        raise UserError("figures need matplotlib: pip install 'capsnet[train]'.")
+    model = checkpoint.load(flags.model)
+    if flags.images:
+        config, names = training_config(flags.model), list_images(flags.images)[:MAX_IMAGES]
+        pictures = paper_figures(model, torch.stack([prepare_image(model, name, config).image for name in names]), None)
+    else:
+        pictures = paper_figures(model, *looked_at(model, splits_for(model, flags.model, None).test))
+    place = Path(flags.model)
+    folder = flags.out or (place if place.is_dir() else place.parent) / "figures"
+    for name, figure in pictures.items():
+        print(folder / f"{save_picture(figure, folder / name)}.png")
     return 0

@@ -66,18 +66,18 @@ def conduct(
     show: Show | None = None,
 ) -> Results:
     """Run the remaining rows of an experiment and return all its results; `only` limits it to rows with a prefix."""
-    place, show = place or Place(), show or Show()
-    if check_budget(budget) not in experiment.budgets:
+    place, show, size = place or Place(), show or Show(), check_budget(budget)
+    if size not in experiment.budgets:
         raise unknown(f"budget of {experiment.name}", budget, experiment.budgets)
-    for name in experiment.requires:
-        conduct(experiments.get(name), budget, only=only, place=place, show=show)
-    prepare(experiment, place, check_budget(budget))
-    rows = [row for row in plan(experiment, check_budget(budget), seeds) if row.name.startswith(only)]
+    for name in experiment.requires:  # its rows have seeds of their own
+        conduct(experiments.get(name), budget, only=only.partition("-seed")[0], place=place, show=show)
+    prepare(experiment, place, size)
+    planned = plan(experiment, size, seeds)
+    rows = [row for row in planned if row.name.startswith(only)]
     if not rows:
-        some = plan(experiment, check_budget(budget), seeds)[0].name
         raise UserError(
             f"{experiment.name} has no row that starts with '{only}' at the budget {budget}: its rows have names such "
-            f"as {some}."
+            f"as {planned[0].name}."
         )
     file = place.file(experiment.name, budget)
     if kept := current().from_leader(lambda: str(opened(file, experiment.name, budget)[1] or "")):
@@ -91,7 +91,7 @@ def conduct(
         record = finish_row(experiment, budget, row, place, watchers)
         results.put(record)
         show.ended(row, record)
-    forget_others(experiment, check_budget(budget), results)
+    forget_others(experiment, size, results)
     draw_records(experiment, results, place)
     return results
 
@@ -243,8 +243,10 @@ def validated(row: Row, folder: Path, watchers: list[Watcher]) -> tuple[dict[str
 
 
 def is_trained(row: Row, name: str, budget: str, place: Place) -> bool:
-    """Whether a row only needs to be measured."""
-    return row.config is not None and find_finished(row.config, place.run(name, budget, row.name), place) is not None
+    """Whether a row only needs to be measured; one that is validated keeps no run, so it is always trained."""
+    if row.config is None or row.validated:
+        return False
+    return find_finished(row.config, place.run(name, budget, row.name), place) is not None
 
 
 def find_finished(config: Config, folder: Path, place: Place) -> Path | None:
