@@ -146,15 +146,14 @@ def adjusted_rand(truth: Tensor, found: Tensor, counted: Tensor) -> Tensor:
         torch.nn.functional.one_hot(each, 2).flatten(1, 2) * counted.flatten(1)[..., None] for each in (truth, found)
     )
     table = torch.einsum("bnk,bnl->bkl", one.double(), other.double())
-    both, rows, columns = (
-        pairs(part).flatten(1).sum(1) for part in (table, table.sum(2), table.sum(1))
-    )  # pairs of pixels  # fmt: skip
+    both, rows, columns = (pairs(part).flatten(1).sum(1) for part in (table, table.sum(2), table.sum(1)))
     expected = rows * columns / pairs(table.sum((1, 2))).clamp(min=1)
     most = (rows + columns) / 2
     return torch.where(most > expected, (both - expected) / (most - expected).clamp(min=1e-9), 1.0).float()
 
 
 def pairs(n: Tensor) -> Tensor:
+    """The number of pairs of n pixels."""
     return n * (n - 1) / 2
 
 

@@ -18,7 +18,6 @@ from capsnet.experiments.core.claims import too_close
 from capsnet.experiments.core.plan import Budget, Experiment, Record, Row, average, by_method, tiny
 from capsnet.experiments.synchrony.binding import measured_binding
 from capsnet.models.config import CapsNetConfig, ModelConfig
-from capsnet.models.registry import parameters
 from capsnet.models.sync import SyncConfig
 from capsnet.routing.base import options_for
 from capsnet.train.config import Config
@@ -103,10 +102,10 @@ class Synchrony(Experiment):
     def findings(self, records: Sequence[Record]) -> list[str]:
         groups = {group[0].method: group for group in by_method(records)}
         return [
-            sentence(groups)
+            sentence(scene, groups)
             for scene in DATA
-            for sentence in (binding(scene), helping(scene), guiding(scene))
-            if {f"{scene}-{kind}" for kind in ("sync", "real", "guided", "dynamic")} <= set(groups)
+            if {f"{scene}-{kind}" for kind in ON_SHAPES} <= set(groups)
+            for sentence in (binding, helping, guiding)
         ]
 
 
@@ -159,59 +158,47 @@ def panel(scene: str, records: Sequence[Record]) -> Any:
     return Panel(SCENES[scene], "step", "adjusted Rand index", drawn, from_zero=True)
 
 
-def binding(scene: str) -> Any:
+def binding(scene: str, groups: Mapping[str, Sequence[Record]]) -> str:
     """A sentence about who separates the pixels of the objects."""
-
-    def sentence(groups: Mapping[str, Sequence[Record]]) -> str:
-        capsules = [kind for kind in ("dynamic", "em", "kuramoto") if f"{scene}-{kind}" in groups]
-        phases = average(groups[f"{scene}-sync"], "index")
-        routed = {kind: average(groups[f"{scene}-{kind}"], "index") for kind in capsules}
-        best = max(routed, key=lambda kind: routed[kind] or 0.0)
-        verdict = compared(groups[f"{scene}-sync"], groups[f"{scene}-{best}"], "index")
-        said = ", ".join(f"{value:.2f} ({NETWORKS[kind]})" for kind, value in routed.items())
-        return (
-            f"{SCENES[scene].capitalize()}, do phases bind better than routing? Rand index {phases:.2f} for phases, "
-            f"{said} for couplings: {verdict} than the best couplings."
-        )
-
-    return sentence
+    capsules = [kind for kind in ("dynamic", "em", "kuramoto") if f"{scene}-{kind}" in groups]
+    phases = average(groups[f"{scene}-sync"], "index")
+    routed = {kind: average(groups[f"{scene}-{kind}"], "index") for kind in capsules}
+    best = max(routed, key=lambda kind: routed[kind] or 0.0)
+    verdict = compared(groups[f"{scene}-sync"], groups[f"{scene}-{best}"], "index")
+    said = ", ".join(f"{value:.2f} ({NETWORKS[kind]})" for kind, value in routed.items())
+    return (
+        f"{SCENES[scene].capitalize()}, do phases bind better than routing? Rand index {phases:.2f} for phases, "
+        f"{said} for couplings: {verdict} than the best couplings."
+    )
 
 
-def helping(scene: str) -> Any:
+def helping(scene: str, groups: Mapping[str, Sequence[Record]]) -> str:
     """A sentence about whether phases help to classify."""
-
-    def sentence(groups: Mapping[str, Sequence[Record]]) -> str:
-        sync, real, capsules = (groups[f"{scene}-{kind}"] for kind in ("sync", "real", "dynamic"))
-        errors = [average(group, "error_percent") for group in (sync, real, capsules)]
-        verdict = compared(real, sync, "error_percent")
-        missed = [average(group, "missed_label_percent") for group in (sync, real, capsules)]
-        return (
-            f"{SCENES[scene].capitalize()}, do phases help to classify? Error {errors[0]:.1f} % with phases, "
-            f"{errors[1]:.1f} % without{too_close(sync, real)} and {errors[2]:.1f} % with capsules (objects missed: "
-            f"{missed[0]:.1f}, {missed[1]:.1f} and {missed[2]:.1f} %). With phases it is {verdict} than without."
-        )
-
-    return sentence
+    sync, real, capsules = (groups[f"{scene}-{kind}"] for kind in ("sync", "real", "dynamic"))
+    errors = [average(group, "error_percent") for group in (sync, real, capsules)]
+    verdict = compared(real, sync, "error_percent")
+    missed = [average(group, "missed_label_percent") for group in (sync, real, capsules)]
+    return (
+        f"{SCENES[scene].capitalize()}, do phases help to classify? Error {errors[0]:.1f} % with phases, "
+        f"{errors[1]:.1f} % without{too_close(sync, real)} and {errors[2]:.1f} % with capsules (objects missed: "
+        f"{missed[0]:.1f}, {missed[1]:.1f} and {missed[2]:.1f} %). With phases it is {verdict} than without."
+    )
 
 
-def guiding(scene: str) -> Any:
+def guiding(scene: str, groups: Mapping[str, Sequence[Record]]) -> str:
     """A sentence about what the oscillators can do when they are told the pixels."""
-
-    def sentence(groups: Mapping[str, Sequence[Record]]) -> str:
-        guided, sync = groups[f"{scene}-guided"], groups[f"{scene}-sync"]
-        reached, limit = average(guided, "index") or 0.0, average(guided, "index_limit") or 0.0
-        failed = (
-            " They do not separate the objects even then, so the other figures say how this small network does after a "
-            "short training, not what phases can do."
-        )
-        return (
-            f"{SCENES[scene].capitalize()}, what could the oscillators do? Guided by the pixels of both objects they "
-            f"reach {reached:.2f} (limit of their grid: {limit:.2f}), with "
-            f"an error of {average(guided, 'error_percent'):.1f} % against {average(sync, 'error_percent'):.1f} %."
-            f"{failed if reached < limit / 2 else ''}"
-        )
-
-    return sentence
+    guided, sync = groups[f"{scene}-guided"], groups[f"{scene}-sync"]
+    reached, limit = average(guided, "index") or 0.0, average(guided, "index_limit") or 0.0
+    failed = (
+        " They do not separate the objects even then, so the other figures say how this small network does after a "
+        "short training, not what phases can do."
+    )
+    return (
+        f"{SCENES[scene].capitalize()}, what could the oscillators do? Guided by the pixels of both objects they "
+        f"reach {reached:.2f} (limit of their grid: {limit:.2f}), with "
+        f"an error of {average(guided, 'error_percent'):.1f} % against {average(sync, 'error_percent'):.1f} %."
+        f"{failed if reached < limit / 2 else ''}"
+    )
 
 
 def compared(one: Sequence[Record], other: Sequence[Record], name: str) -> str:
@@ -223,8 +210,3 @@ def compared(one: Sequence[Record], other: Sequence[Record], name: str) -> str:
     way = "better" if min(differences) > 0 else "worse" if max(differences) < 0 else "neither better nor worse"
     n = len(differences)
     return f"{way} in {'the one seed that both have' if n == 1 else 'both seeds' if n == 2 else f'all {n} seeds'}"
-
-
-def sizes() -> dict[str, int]:
-    """Parameters of each network."""
-    return {kind: parameters(model_of(kind)) for kind in NETWORKS}

@@ -32,10 +32,8 @@ def grouping(title: str, result: Result) -> Figure:
     """The image, the groups at some steps and the true objects, for six test images."""
     from capsnet.report.figures.gallery import Caption, gallery
 
-    model, batch = (
-        result.model.eval(),
-        result.splits.test.gather(torch.arange(min(CANDIDATES, len(result.splits.test)))),
-    )
+    model, test = result.model.eval(), result.splits.test
+    batch = test.gather(torch.arange(min(CANDIDATES, len(test))))
     output, (truth, alone) = model(batch.images, trace=True), objects_of(batch)
     index = adjusted_rand(truth, groups_over_time(model, output, batch)[-1], alone)
     chosen = cases(index)
