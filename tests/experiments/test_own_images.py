@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -62,6 +63,20 @@ def test_findings_are_made_from_the_numbers() -> None:
     assert sentence(FOLDERS[0], groups).startswith("synthetic scans: CapsNet, convolutional stem 30.00 %, CapsNet, res")
     assert "with the residual stem (12.00 %)" in chosen(groups)
     assert "has 14.00 % (CNN of similar size)" in chosen(groups)
+
+
+def test_a_network_that_diverged_or_was_not_trained_is_never_the_better_one() -> None:
+    names = [name for name in CANDIDATES if name != "resnet"]
+    records = [
+        Record(method=f"scans-{name}", shown={"folder": "scans"}, outcome={"error_percent": 9.0}) for name in names
+    ]
+    diverged = [replace(r, outcome={"diverged": "…"}) if r.method == "scans-residual" else r for r in records]
+    first, mean = OwnImages().findings(diverged)
+    assert "CapsNet, residual stem diverged" in first
+    assert "resnet" not in first
+    assert "with the convolutional stem (9.00 %)" in mean
+    assert OwnImages().pictures(diverged)
+    assert len(OwnImages().findings(diverged[1:2])) == 1
 
 
 def test_it_writes_its_folders_once(tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from capsnet.evaluate import mean_and_std
 from capsnet.experiments.core.claims import paired
 from capsnet.experiments.core.plan import Budget, Experiment, Record, Row, average, by_method, values
 from capsnet.models.config import CapsNetConfig, LossConfig, ModelConfig
@@ -74,9 +73,8 @@ class Cifar10(Experiment):
 
         bars = []
         for group in by_method(records):
-            mean, std = mean_and_std(values(group, "error_percent"))
             colour = figures.VERMILLION if group[0].method == LINEAR else figures.BLUE
-            bars.append(figures.Bar(group[0].method, mean, colour, std))
+            bars.append(figures.Bar.over_seeds(group[0].method, values(group, "error_percent"), colour))
         note = "Test error in percent, mean and standard deviation over seeds; the linear layer is vermillion."
         return {"cifar10": figures.bars(self.title, note, {"CIFAR-10": bars})}
 
@@ -127,7 +125,7 @@ def compared(group: Sequence[Record], linear: Sequence[Record]) -> str:
     errors = f"{average(group, 'error_percent'):.2f} % against {average(linear, 'error_percent'):.2f} %"
     if apart.verdict == "too close to call":
         seeds = len(apart.differences)
-        return f"{group[0].method}: {errors}, too close to call over {seeds} seed{'s' * (seeds > 1)}."
+        return f"{group[0].method}: {errors}, too close to call over {seeds} seed{'s' if seeds > 1 else ''}."
     return f"{group[0].method}: {errors}, {apart.verdict} than the linear layer beyond chance."
 
 

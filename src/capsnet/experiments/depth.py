@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from capsnet.data import Augment, in_order
-from capsnet.evaluate import mean_and_std
 from capsnet.experiments.core.networks import compact_capsules
 from capsnet.experiments.core.plan import Budget, Experiment, Record, Row, average, by_method, tiny, values
 from capsnet.models.base import Model
@@ -76,14 +75,13 @@ class Depth(Experiment):
     def pictures(self, records: Sequence[Record]) -> dict[str, Figure]:
         from capsnet.report import figures
 
-        panels: dict[str, list[figures.Bar]] = {}
+        bars = []
         for group in by_method(records):
-            mean, std = mean_and_std(values(group, "error_percent"))
             colour = figures.BLUE if group[0].shown["stack"] == "recipe" else figures.VERMILLION
-            bar = figures.Bar(f"{group[0].shown['layers']} {group[0].shown['stack']}", mean, colour, std)
-            panels.setdefault("Fashion-MNIST", []).append(bar)
+            label = f"{group[0].shown['layers']} {group[0].shown['stack']}"
+            bars.append(figures.Bar.over_seeds(label, values(group, "error_percent"), colour))
         note = "Test error in percent by number of capsule layers, mean and standard deviation over seeds."
-        return {"depth": figures.bars(self.title, note, panels)}
+        return {"depth": figures.bars(self.title, note, {"Fashion-MNIST": bars})}
 
 
 def shown(stack: str, depth: int) -> dict[str, str]:
@@ -161,4 +159,4 @@ def sentence(depth: int, groups: dict[str, list[Record]]) -> str:
         for stack in STACKS
         if (group := groups.get(f"{stack}-{depth}"))
     ]
-    return f"{depth} capsule layer{'s' * (depth > 1)}: {'; '.join(parts)}."
+    return f"{depth} capsule layer{'s' if depth > 1 else ''}: {'; '.join(parts)}."

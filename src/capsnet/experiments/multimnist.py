@@ -123,7 +123,7 @@ def row_of(kind: str, wide: bool, budget: Budget, seed: int) -> Row:
     config = (
         wide_config(kind, budget, seed)
         if wide
-        else config_of("multimnist", 3 * (kind == "capsnet"), kind == "capsnet", budget, seed)
+        else config_of("multimnist", 3 if kind == "capsnet" else 0, kind == "capsnet", budget, seed)
     )
     canvas = f"{WIDE}×{WIDE}, shifts to {SHIFT}" if wide else "36×36, shifts to 4"
     theirs = {} if wide else {"error_percent": 5.2 if kind == "capsnet" else 8.1}

@@ -7,6 +7,7 @@ preset. The test images are not used, so that the preset can be chosen by this e
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +18,6 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from capsnet.data import Augment, load
-from capsnet.evaluate import mean_and_std
 from capsnet.experiments.core.networks import compact_capsules, compact_cnn
 from capsnet.experiments.core.plan import Budget, Experiment, Record, Row, average, by_method, tiny, values, with_model
 from capsnet.experiments.core.results import Place
@@ -94,17 +94,17 @@ class OwnImages(Experiment):
     def findings(self, records: Sequence[Record]) -> list[str]:
         groups = {group[0].method: group for group in by_method(records)}
         said = [sentence(folder, groups) for folder in FOLDERS if f"{folder.name}-residual" in groups]
-        return [*said, chosen(groups)] if said else []
+        return [*said, *filter(None, [chosen(groups)])]
 
     def pictures(self, records: Sequence[Record]) -> dict[str, Figure]:
         from capsnet.report import figures
 
         panels: dict[str, list[figures.Bar]] = {}
         for group in by_method(records):
-            mean, std = mean_and_std(values(group, "error_percent"))
             name = group[0].method.partition("-")[2]
             colour = figures.BLUE if name in CAPSULES else figures.VERMILLION
-            panels.setdefault(group[0].shown["folder"], []).append(figures.Bar(name, mean, colour, std))
+            bar = figures.Bar.over_seeds(name, values(group, "error_percent"), colour)
+            panels.setdefault(group[0].shown["folder"], []).append(bar)
         note = "Validation error in percent, mean and standard deviation over seeds; without capsules vermillion."
         return {"own-images": figures.bars(self.title, note, panels)}
 
@@ -151,15 +151,18 @@ def residual_capsules(like: CapsNetConfig) -> CapsNetConfig:
 
 def sentence(folder: Folder, groups: dict[str, list[Record]]) -> str:
     """The errors of all candidates on a folder."""
-    found = {name: groups.get(f"{folder.name}-{name}", []) for name in CANDIDATES}
-    errors = [f"{CANDIDATES[name]} {average(group, 'error_percent'):.2f} %" for name, group in found.items() if group]
+    rows = {title: f"{folder.name}-{name}" for name, title in CANDIDATES.items()}
+    found = {title: average(groups[row], "error_percent") for title, row in rows.items() if row in groups}
+    errors = [f"{title} diverged" if error is None else f"{title} {error:.2f} %" for title, error in found.items()]
     return f"{folder.title}: {', '.join(errors)}."
 
 
 def chosen(groups: dict[str, list[Record]]) -> str:
-    """The capsule network with the lowest mean error over the folders, and the best network without capsules."""
+    """The capsule network with the lowest mean error over the folders, and the best one without; empty without both."""
     means = {name: mean_over_folders(name, groups) for name in CANDIDATES}
     best, other = min(CAPSULES, key=lambda n: means[n]), min(means.keys() - set(CAPSULES), key=lambda n: means[n])
+    if not math.isfinite(means[best] + means[other]):
+        return ""
     return (
         f"Mean over the folders: the better capsule network is the one with the "
         f"{CANDIDATES[best].removeprefix('CapsNet, ')} ({means[best]:.2f} %); the better network without capsules has "
@@ -168,8 +171,9 @@ def chosen(groups: dict[str, list[Record]]) -> str:
 
 
 def mean_over_folders(name: str, groups: dict[str, list[Record]]) -> float:
-    found = [group for method, group in groups.items() if method.partition("-")[2] == name]
-    return statistics.fmean(average(group, "error_percent") or 0.0 for group in found) if found else float("inf")
+    """Infinite for a network that has not been trained, or has diverged on a folder."""
+    found = [average(g, "error_percent") for method, g in groups.items() if method.partition("-")[2] == name]
+    return statistics.fmean(math.inf if error is None else error for error in found or [None])
 
 
 # --- Images --------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from capsnet.data.synthetic.parts import CLASSES, Objects, Scenes, scenes
-from capsnet.evaluate import mean_and_std, wilson_interval
+from capsnet.evaluate import wilson_interval
 from capsnet.experiments.core.claims import Claim, lower, measured
 from capsnet.experiments.core.plan import Budget, Experiment, Record, Row, average, by_method, values
 from capsnet.experiments.core.readout import Reading, features, r_squared
@@ -247,12 +247,11 @@ def as_bars(records: Sequence[Record], name: str) -> list[Any]:
     """A bar for each network, with the deviation over seeds."""
     from capsnet.report.figures.outcomes import PALETTE, Bar
 
-    bars = []
-    for group in by_method(records):
-        mean, std = mean_and_std(values(group, name))
-        method = group[0].method
-        bars.append(Bar(LABELS[method], mean, PALETTE[COLOURS[method]], std))
-    return bars
+    groups = {group[0].method: group for group in by_method(records)}
+    return [
+        Bar.over_seeds(LABELS[method], values(group, name), PALETTE[COLOURS[method]])
+        for method, group in groups.items()
+    ]
 
 
 def roc_panel(records: Sequence[Record], name: str) -> Any:

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from capsnet.evaluate import mean_and_std
 from capsnet.experiments.core.claims import Claim, at_most, lower, measured, too_close
 from capsnet.experiments.core.networks import AUTHORS_EPOCHS, capsule_training, cnn_training, shortfalls
 from capsnet.experiments.core.plan import (
@@ -168,8 +167,7 @@ def bar_of(group: Sequence[Record]) -> Bar:
     from capsnet.report import figures
 
     first = group[0]
-    mean, std = mean_and_std(values(group, "error_percent"))
     shown = first.shown
     label = shown["method"] + ({"yes": ", rec.", "no": ""}.get(shown["reconstruction"], ""))
     colour = figures.VERMILLION if shown["method"] == "CNN" else figures.BLUE
-    return figures.Bar(label, mean, colour, std, first.paper.get("error_percent"))
+    return figures.Bar.over_seeds(label, values(group, "error_percent"), colour, first.paper.get("error_percent"))

@@ -14,6 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, LogLocator, NullLocator
 
+from capsnet.evaluate import mean_and_std
 from capsnet.report.figures.style import (
     BLUE,
     GREEN,
@@ -118,6 +119,12 @@ class Bar(NamedTuple):
     colour: str
     std: float = 0.0
     mark: float | None = None
+
+    @classmethod
+    def over_seeds(cls, label: str, values: Sequence[float], colour: str, mark: float | None = None) -> Bar:
+        """The mean of several seeds with their standard deviation; empty if no seed has a value."""
+        mean, std = mean_and_std(values) if values else (None, 0.0)
+        return cls(label, mean, colour, std, mark)
 
 
 @styled
