@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -153,8 +152,11 @@ def start_beside(config: Config, name: str) -> loop.Run:
     for folder in folders(name):
         free = current().from_leader(lambda folder=folder: is_free(folder))  # type: ignore[misc]
         if free:
-            with suppress(*[runs.Taken] * (current().size == 1)):  # another process may be faster
+            try:
                 return loop.start(config, folder)
+            except runs.Taken:  # another process was faster
+                if current().size > 1:
+                    raise
     raise AssertionError("there is always a next number")
 
 
