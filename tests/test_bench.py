@@ -9,6 +9,7 @@ import sys
 import time
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -286,16 +287,18 @@ def test_data_in_memory_and_on_disk_are_compared(
     assert not list((tmp_path / "cache").iterdir())  # it leaves nothing behind
 
 
-def test_many_machines_wait_for_what_cannot_overlap() -> None:
+def test_many_machines_wait_for_what_cannot_overlap(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten megabytes on four machines with links of 10 Gbit/s, by hand: 2 · 3 · (1e7 / (4 · 1.25e9) + 5 · 50e-6)."""
+    monkeypatch.syspath_prepend(Path(__file__).resolve().parent.parent / "tools")
+    expected = import_module("tables.scaling").expected
     step = {"gradient_bytes": 10**7, "buckets": 5, "last_bucket_bytes": 10**6, "other_bytes": 0, "other_exchanges": 2}
-    found = bench_processes.expected(step, 0.012, 4, 10)
+    found = expected(step, 0.012, 4, 10)
     assert found.exposed == pytest.approx(6 * (1e7 / 5e9 + 250e-6) - 0.008)  # backward hides two thirds of a step
     assert found.blocking == pytest.approx(6 * 2 * 50e-6)
     assert found.efficiency == pytest.approx(0.012 / (0.012 + found.exposed + found.blocking))
-    slow = bench_processes.expected(step, 1.0, 4, 10)
+    slow = expected(step, 1.0, 4, 10)
     assert slow.exposed == pytest.approx(6 * (1e6 / 5e9 + 50e-6))  # the last bucket alone
-    assert bench_processes.expected(step, 1.0, 1, 10).efficiency == 1
+    assert expected(step, 1.0, 1, 10).efficiency == 1
 
 
 @pytest.mark.slow

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import sys
 
-from capsnet.bench_processes import CORES, LINKS, MACHINES, expected, pairs
 from capsnet.report import figures
 from tables import ROOT, read
+from tables.scaling import CORES, LINKS, MACHINES, expected, pairs
 
 
 def main() -> int:

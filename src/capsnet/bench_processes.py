@@ -3,13 +3,6 @@
 Every process keeps its batch, so N processes take a step of N times as many images, as N machines would. What is
 measured of a step: its seconds, the seconds in which a process waits for the others, the bytes that it gives to them,
 and the number of exchanges.
-
-`expected` extends the measurement to many machines by arithmetic. A step of one machine takes t; on N of them
-
-    ring(S, m) = 2 (N − 1) (S / (N β) + m λ)      m sums of S bytes in all; links of β bytes/s and a latency of λ
-    exposed    = max(ring(last bucket, 1), ring(gradients, buckets) − ⅔ t)     they travel while backward runs, ⅔ t
-    blocking   = ring(others, m)                  statistics of norms and losses, for which everything waits
-    efficiency = t / (t + exposed + blocking)
 """
 
 from __future__ import annotations
@@ -19,10 +12,9 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -37,11 +29,6 @@ from capsnet.train import loop, steps
 from capsnet.train.presets import get_preset
 
 NETWORKS = ("paper", "best", "cifar10")
-LATENCY = 50e-6  # λ: seconds from one machine to the next by TCP, an assumption
-BACKWARD = 2 / 3  # share of a step in which gradients can travel: forward, and twice as much backward
-MACHINES = (1, 2, 4, 8, 16, 32, 64)
-LINKS = (10, 100)  # gigabit per second
-CORES = (1, 32)  # of a machine, as a multiple of what a process had when it was measured
 
 
 @dataclass(frozen=True)
@@ -63,23 +50,6 @@ class Step:
     other_bytes: int
     """Of statistics and losses."""
     other_exchanges: int
-
-
-@dataclass(frozen=True)
-class Expected:
-    """The arithmetic for one number of machines: seconds, and t / (t + exposed + blocking)."""
-
-    machines: int
-    alone: float
-    exposed: float
-    blocking: float
-
-    @property
-    def efficiency(self) -> float:
-        return self.alone / (self.alone + self.exposed + self.blocking)
-
-
-# ---- The measurement ----
 
 
 def compare(
@@ -151,27 +121,6 @@ def run_of(network: str, batch: int) -> loop.Run:
     classes = tuple(map(str, range(config.model.num_classes)))
     data = Dataset(images, torch.arange(batch) % len(classes), classes, "random images")
     return loop.assemble(config, Path(), Splits(data, data.subset(torch.arange(0)), data))
-
-
-# ---- The arithmetic ----
-
-
-def expected(step: Mapping[str, Any], alone: float, machines: int, gigabits: float) -> Expected:
-    """A step on that many machines, from one measured in several processes and its seconds in one."""
-
-    def ring(size: float, exchanges: int) -> float:
-        return 2 * (machines - 1) * (size / (machines * gigabits * 1e9 / 8) + exchanges * LATENCY)
-
-    gradients = ring(step["gradient_bytes"], step["buckets"])
-    exposed = max(ring(step["last_bucket_bytes"], 1), gradients - BACKWARD * alone)
-    return Expected(machines, alone, exposed, ring(step["other_bytes"], step["other_exchanges"]))
-
-
-def pairs(rows: Sequence[Mapping[str, Any]]) -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:
-    """For each network, its step in one process and in the most processes."""
-    networks = dict.fromkeys(row["network"] for row in rows)
-    groups = [sorted((r for r in rows if r["network"] == name), key=lambda r: int(r["processes"])) for name in networks]
-    return [(group[0], group[-1]) for group in groups if group[0]["processes"] == 1 < group[-1]["processes"]]
 
 
 if __name__ == "__main__":

@@ -1,16 +1,44 @@
-"""Several processes: what was measured, and what is expected on many machines."""
+"""Several processes: what was measured, and what is expected on many machines.
+
+`expected` extends the measurement to many machines by arithmetic. A step of one machine takes t; on N of them
+
+    ring(S, m) = 2 (N − 1) (S / (N β) + m λ)      m sums of S bytes in all; links of β bytes/s and a latency of λ
+    exposed    = max(ring(last bucket, 1), ring(gradients, buckets) − ⅔ t)     they travel while backward runs, ⅔ t
+    blocking   = ring(others, m)                  statistics of norms and losses, for which everything waits
+    efficiency = t / (t + exposed + blocking)
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from capsnet.bench_processes import CORES, LINKS, MACHINES, expected, pairs
 from tables import ROOT, read, table
 from tables.speed import machine
 
 NAME = "bench-processes"
 MISSING = f"Not measured yet: `capsnet bench --processes 1,2 --json > results/{NAME}.json`.\n"
+
+LATENCY = 50e-6  # λ: seconds from one machine to the next by TCP, an assumption
+BACKWARD = 2 / 3  # share of a step in which gradients can travel: forward, and twice as much backward
+MACHINES = (1, 2, 4, 8, 16, 32, 64)
+LINKS = (10, 100)  # gigabit per second
+CORES = (1, 32)  # of a machine, as a multiple of what a process had when it was measured
+
+
+@dataclass(frozen=True)
+class Expected:
+    """The arithmetic for one number of machines: seconds, and t / (t + exposed + blocking)."""
+
+    machines: int
+    alone: float
+    exposed: float
+    blocking: float
+
+    @property
+    def efficiency(self) -> float:
+        return self.alone / (self.alone + self.exposed + self.blocking)
 
 
 def is_measured() -> bool:
@@ -54,6 +82,24 @@ def measured() -> str:
 
 def others_of(row: dict[str, Any]) -> str:
     return f"{row['other_bytes'] / 1e6:.3f} in {row['other_exchanges']}"
+
+
+def expected(step: Mapping[str, Any], alone: float, machines: int, gigabits: float) -> Expected:
+    """A step on that many machines, from one measured in several processes and its seconds in one."""
+
+    def ring(size: float, exchanges: int) -> float:
+        return 2 * (machines - 1) * (size / (machines * gigabits * 1e9 / 8) + exchanges * LATENCY)
+
+    gradients = ring(step["gradient_bytes"], step["buckets"])
+    exposed = max(ring(step["last_bucket_bytes"], 1), gradients - BACKWARD * alone)
+    return Expected(machines, alone, exposed, ring(step["other_bytes"], step["other_exchanges"]))
+
+
+def pairs(rows: Sequence[Mapping[str, Any]]) -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+    """For each network, its step in one process and in the most processes."""
+    networks = dict.fromkeys(row["network"] for row in rows)
+    groups = [sorted((r for r in rows if r["network"] == name), key=lambda r: int(r["processes"])) for name in networks]
+    return [(group[0], group[-1]) for group in groups if group[0]["processes"] == 1 < group[-1]["processes"]]
 
 
 def scaling() -> str:
