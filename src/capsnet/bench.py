@@ -195,13 +195,14 @@ def peak_megabytes() -> float:
     return peak / 2**20 if sys.platform == "darwin" else peak / 2**10
 
 
-def megabytes_of(module: str, *words: str) -> float:
-    """What a new process, `python -m module words`, prints: its peak memory in megabytes. Plugins are passed on."""
+def printed_by(module: str, *words: str) -> Any:
+    """The JSON that a new process, `python -m module words`, prints. Plugins are passed on."""
     command = [sys.executable, "-m", module, *words, *plugins.flags()]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise UserError(f"the memory of {' '.join(words)} could not be measured: {done.stderr.strip()[-300:]}")
-    return float(done.stdout)
+        why = done.stderr.strip()[-300:] or "out of memory?"
+        raise UserError(f"{' '.join(words)} could not be measured in a new process: {why}")
+    return json.loads(done.stdout)
 
 
 def gemm_peak(dtype: torch.dtype = torch.float32, size: int = 2048) -> float:
@@ -289,8 +290,8 @@ def measure(case: Case, *, repeats: int, details: bool, on_tick: Tick | None = N
         single = take_turns(sides, 3 * repeats, tick, do="infer", size=1, steps=5)
         result = summarize(case, train, infer, single, peaks)
         if details:
-            peaks = sides[-1].ask(do="gemm")
-            result["gemm_gflops"], result["gemm_bf16_gflops"] = (round(peaks[k], 1) for k in ("float32", "bfloat16"))
+            gemm = sides[-1].ask(do="gemm")
+            result["gemm_gflops"], result["gemm_bf16_gflops"] = (round(gemm[k], 1) for k in ("float32", "bfloat16"))
             result["breakdown_ms"] = where_time_goes([side for side in sides if side.name not in PUBLIC])
             result["share_of_gemm_peak"] = share_of_peak(case, result)
         return result

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import math
 import statistics
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -18,9 +17,8 @@ from dataclasses import asdict, dataclass
 import torch
 
 from capsnet import kernels
-from capsnet.bench import peak_megabytes
+from capsnet.bench import peak_megabytes, printed_by
 from capsnet.data import Batch
-from capsnet.errors import UserError
 from capsnet.kernels.allocator import keep_memory
 from capsnet.models.config import LossConfig
 from capsnet.models.matrix import MatrixCapsNet, MatrixConfig
@@ -166,13 +164,7 @@ def exponent(values: Sequence[float], costs: Sequence[float]) -> float:
 
 def measured(case: Case, repeats: int) -> Cost:
     """The cost of a case, in a new process."""
-    words = json.dumps({**asdict(case), "repeats": repeats})
-    done = subprocess.run(
-        [sys.executable, "-m", "capsnet.bench_grid", words], capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        raise UserError(f"the case {words} could not be measured: {done.stderr.strip()[-300:] or 'out of memory?'}")
-    return Cost(**json.loads(done.stdout))
+    return Cost(**printed_by("capsnet.bench_grid", json.dumps({**asdict(case), "repeats": repeats})))
 
 
 def layer_step(case: Case) -> Callable[[], None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from typing import Any
@@ -11,7 +12,6 @@ from capsnet import bench as measured
 from capsnet.cli.flags import MaybePath, MaybeStr, Switch, parse
 from capsnet.errors import UserError, unknown
 from capsnet.io import checkpoint
-from capsnet.io.records import Certificate
 from capsnet.models.config import ModelConfig
 from capsnet.models.registry import MODELS
 from capsnet.terminal import Counter, print_table
@@ -70,6 +70,11 @@ class Bench:
     json: Switch = False
     """Print JSON."""
 
+    @property
+    def rounds(self) -> int:
+        """How often each variant is measured."""
+        return 3 if self.quick else self.repeats
+
 
 def bench(argv: list[str]) -> int:
     flags = parse(Bench, "bench", argv)
@@ -77,41 +82,41 @@ def bench(argv: list[str]) -> int:
         raise UserError("--image-size, --batch and --repeats should be above 0.")
     if flags.plot:
         check_plot(flags)
-    refuse_what_would_be_ignored(flags)
-    if flags.precision:
-        return compare_precision(flags.json)
-    if flags.routing:
-        return compare_routings(flags)
-    if flags.grid:
-        return compare_grids(flags)
-    if flags.large:
-        return measure_large(flags)
-    if flags.data:
-        return compare_data(flags)
-    if flags.processes:
-        return compare_processes(flags)
+    mode = next((name for name in IGNORED if getattr(flags, name)), "")
+    refuse_what_would_be_ignored(flags, mode)
+    modes: dict[str, Callable[[Bench], None]] = {
+        "precision": compare_precision, "sweep": measure_sweep, "routing": compare_routings, "grid": compare_grids,
+        "large": measure_large, "data": compare_data, "processes": compare_processes,
+    }  # fmt: skip
+    modes.get(mode, measure_network)(flags)
+    return 0
+
+
+def measure_network(flags: Bench) -> None:
+    """Print a table of the variants of one network, then ratios and memory."""
+    shape = (1, flags.image_size, flags.image_size)
+    case = measured.Case(replace(network_of(flags.network), image_shape=shape), flags.batch)
     with Counter("measuring") as counter:
-        if flags.sweep:
-            rows = measured.sweep(3 if flags.quick else flags.repeats, on_tick=counter)
-            birth = checkpoint.certificate({"bench": vars(flags)}, 0.0, cpu=measured.cpu_name())
-        else:
-            shape = (1, flags.image_size, flags.image_size)
-            case = measured.Case(replace(network_of(flags.network), image_shape=shape), flags.batch)
-            repeats = 3 if flags.quick else flags.repeats
-            result = measured.measure(case, repeats=repeats, details=not flags.quick, on_tick=counter)
-            birth = checkpoint.certificate({"bench": vars(flags)}, 0.0, cpu=measured.cpu_name())
-            result["certificate"] = birth.to_json()
+        result = measured.measure(case, repeats=flags.rounds, details=not flags.quick, on_tick=counter)
     if flags.plot:
         from capsnet.report import figures
 
-        figures.save(figures.sweep(rows) if flags.sweep else figures.step_bill(result), flags.plot)
-    if flags.sweep:
-        show_sweep(rows, birth, flags.json)
-    elif flags.json:
-        print(json.dumps(result, default=str))
-    else:
-        show_bench(result)
-    return 0
+        figures.save(figures.step_bill(result), flags.plot)
+    if flags.json:
+        print_record(flags, result)
+        return
+    print(result["case"])
+    columns = ["variant", "training step s", "training images/s", "inference images/s", "one image ms"]
+    rows = []
+    for side, seconds in result["train_seconds"].items():
+        steps = f"{seconds['median']:.3f} ({seconds['quartile_low']:.3f} to {seconds['quartile_high']:.3f})"
+        one = 1e3 * result["single_image_seconds"][side]["median"]
+        rates = (result["train_images_per_second"][side], result["inference_images_per_second"][side])
+        rows.append((side, steps, *(f"{rate:,.0f}" for rate in rates), f"{one:.1f}"))
+    print_table(columns, rows)
+    for name, value in result.items():
+        if name.startswith(("train_ratio", "inference_ratio", "peak", "gemm", "share", "breakdown")):
+            print(f"  {name.replace('_', ' ')}: {value}")
 
 
 def network_of(name: str) -> ModelConfig:
@@ -123,31 +128,48 @@ def network_of(name: str) -> ModelConfig:
     raise unknown("network", name, [*PRESETS, *MODELS.names()])
 
 
-def compare_precision(as_json: bool) -> int:
+def compare_precision(flags: Bench) -> None:
+    """Print one line per precision."""
     with Counter("training") as counter:
         result = measured.precision(on_tick=counter)
-    birth = checkpoint.certificate({"bench": "precision"}, 0.0, cpu=measured.cpu_name())
-    result["certificate"] = birth.to_json()
-    if as_json:
-        print(json.dumps(result))
-        return 0
+    if flags.json:
+        print_record("precision", result)
+        return
     rows = [(kind, f"{result[kind]['mean']:.3f} ± {result[kind]['std']:.3f}") for kind in ("fp32", "bf16")]
     print_table(["precision", "validation error %"], rows)
-    return 0
 
 
-def compare_routings(flags: Bench) -> int:
+def measure_sweep(flags: Bench) -> None:
+    """Print one line per case of the sweep."""
+    with Counter("measuring") as counter:
+        found = measured.sweep(flags.rounds, on_tick=counter)
+    if flags.plot:
+        from capsnet.report import figures
+
+        figures.save(figures.sweep(found), flags.plot)
+    if flags.json:
+        print_record(flags, {"sweep": found})
+        return
+    rows = []
+    for case in found:
+        plain, fast = case["seconds"]["plain"], case["seconds"]["fast"]
+        memory = [str(case["peak_mb"][side]) for side in ("plain", "fast")]
+        rows.append((case["quantity"], case["value"], f"{plain:.3f}", f"{fast:.3f}", f"{plain / fast:.2f}", *memory))
+    print_table(["quantity", "value", "plain s", "fast s", "ratio", "plain MB", "fast MB"], rows)
+
+
+def compare_routings(flags: Bench) -> None:
     """Print one line per algorithm, the fastest first."""
     from capsnet.bench_routing import compare, names_of
 
     assert flags.routing
     names_of(flags.routing)  # an unknown name is refused before anything is measured
     with Counter("measuring") as counter:
-        found = compare(flags.routing, flags.batch, 3 if flags.quick else flags.repeats, counter)
+        found = compare(flags.routing, flags.batch, flags.rounds, counter)
     found.sort(key=lambda speed: speed.fast_seconds)
     if flags.json:
         print_record(flags, {"routings": [asdict(speed) for speed in found]})
-        return 0
+        return
     columns = ["routing", "plain ms", "fast ms", "ratio", "plain MB", "fast MB", "network step ms", "share of a step"]
     rows = [
         (
@@ -161,29 +183,27 @@ def compare_routings(flags: Bench) -> int:
         for speed in found
     ]
     print_table(columns, rows, title=f"a training step of the layer 1152×8 → 10×16, batch {flags.batch}")
-    return 0
 
 
-def compare_grids(flags: Bench) -> int:
+def compare_grids(flags: Bench) -> None:
     """Print one line per routing that has a kernel for grids of capsules."""
     from capsnet.bench_grid import compare
 
     batch = 64 if flags.batch == Bench.batch else flags.batch
     with Counter("measuring") as counter:
-        found = compare(batch, 3 if flags.quick else flags.repeats, counter)
+        found = compare(batch, flags.rounds, counter)
     if flags.json:
         print_record(flags, {"batch": batch, "grids": [asdict(speed) for speed in found]})
-        return 0
+        return
     rows = [
         (speed.routing, f"{speed.plain_seconds:.3f}", f"{speed.fast_seconds:.3f}", f"{speed.ratio:.2f}")
         for speed in found
     ]
     title = f"a training step of the matrix network, 68,754 parameters, batch {batch}"
     print_table(["routing", "plain s", "fast s", "ratio"], rows, title=title)
-    return 0
 
 
-def measure_large(flags: Bench) -> int:
+def measure_large(flags: Bench) -> None:
     """Print the cost of the large network, and a line per case of the sweep."""
     from capsnet.bench_grid import large
 
@@ -191,7 +211,7 @@ def measure_large(flags: Bench) -> int:
         network, growths = large(1 if flags.quick else min(flags.repeats, 3), counter)
     if flags.json:
         print_record(flags, {"large": asdict(network), "growth": [asdict(growth) for growth in growths]})
-        return 0
+        return
     print(
         f"A training step of matrix capsules on 3×227×227 images, 196 classes, batch 8: {network.seconds:.1f} s, "
         f"peak memory {network.megabytes:,.0f} MB."
@@ -202,17 +222,16 @@ def measure_large(flags: Bench) -> int:
         for value, cost in zip(growth.values, growth.costs, strict=True)
     ]
     print_table(["quantity", "value", "seconds", "peak MB", "exponent (1: linear)"], rows, title="one capsule layer")
-    return 0
 
 
-def compare_data(flags: Bench) -> int:
+def compare_data(flags: Bench) -> None:
     """Print one line per way to read the data."""
     from capsnet.bench_data import STEPS, compare
 
-    found = compare(flags.images, flags.batch, 3 if flags.quick else flags.repeats)
+    found = compare(flags.images, flags.batch, flags.rounds)
     if flags.json:
         print_record(flags, {"data": asdict(found)})
-        return 0
+        return
     columns = ["images", "training images/s", "ratio", "batches alone images/s", "peak MB", "above the network MB"]
     rows = [
         (
@@ -226,19 +245,18 @@ def compare_data(flags: Bench) -> int:
     c, h, w = found.shape
     print_table(columns, rows, title=f"{found.images:,} images of {c}×{h}×{w}, turns of {STEPS} steps of {found.batch}")
     print(f"the cache has {found.cache_gb:.2f} GB and opens in {found.reopening_seconds:.1f} s")
-    return 0
 
 
-def compare_processes(flags: Bench) -> int:
+def compare_processes(flags: Bench) -> None:
     """Print one line per network and number of processes."""
     from capsnet.bench_processes import NETWORKS, compare
 
     sizes = numbers_of(flags.processes or "")
     with Counter("measuring") as counter:
-        found = compare(sizes, NETWORKS, flags.batch, 3 if flags.quick else flags.repeats, counter)
+        found = compare(sizes, NETWORKS, flags.batch, flags.rounds, counter)
     if flags.json:
         print_record(flags, {"processes": [asdict(step) for step in found]})
-        return 0
+        return
     columns = [
         "network",
         "processes",
@@ -259,7 +277,6 @@ def compare_processes(flags: Bench) -> int:
         for step in found
     ]
     print_table(columns, rows, title=f"a training step with {flags.batch} images per process")
-    return 0
 
 
 def numbers_of(text: str) -> list[int]:
@@ -276,9 +293,10 @@ def numbers_of(text: str) -> list[int]:
     return numbers
 
 
-def print_record(flags: Bench, record: dict[str, Any]) -> None:
+def print_record(settings: Bench | str, record: dict[str, Any]) -> None:
     """Print a result as JSON, with its certificate."""
-    birth = checkpoint.certificate({"bench": vars(flags)}, 0.0, cpu=measured.cpu_name())
+    bench = settings if isinstance(settings, str) else vars(settings)
+    birth = checkpoint.certificate({"bench": bench}, 0.0, cpu=measured.cpu_name())
     print(json.dumps({**record, "certificate": birth.to_json()}, default=str))
 
 
@@ -291,15 +309,14 @@ IGNORED = {  # by each mode of the benchmark, besides the modes after it
     "data": ("network", "image_size", "plot"),
     "processes": ("network", "image_size", "plot"),
 }
-MODES = [*IGNORED]
 
 
-def refuse_what_would_be_ignored(flags: Bench) -> None:
+def refuse_what_would_be_ignored(flags: Bench, mode: str) -> None:
     """Refuse flags that another kind of benchmark would silently ignore."""
-    what = next((name for name in IGNORED if getattr(flags, name)), None)
-    for name in (*IGNORED[what], *MODES[MODES.index(what) + 1 :]) if what else ():
+    modes = list(IGNORED)
+    for name in (*IGNORED[mode], *modes[modes.index(mode) + 1 :]) if mode else ():
         if getattr(flags, name) != getattr(Bench, name):
-            raise UserError(f"--{what} does not use --{name.replace('_', '-')}: leave one of the two out.")
+            raise UserError(f"--{mode} does not use --{name.replace('_', '-')}: leave one of the two out.")
 
 
 def check_plot(flags: Bench) -> None:
@@ -312,31 +329,3 @@ def check_plot(flags: Bench) -> None:
         raise UserError("--plot needs --sweep or --network paper: leave --plot out.")
     if flags.plot and flags.plot.suffix not in (".png", ".svg"):
         raise UserError(f"{flags.plot} should end in .png or .svg.")
-
-
-def show_sweep(rows: list[dict[str, Any]], birth: Certificate, as_json: bool) -> None:
-    if as_json:
-        print(json.dumps({"sweep": rows, "certificate": birth.to_json()}, default=str))
-        return
-    table = []
-    for row in rows:
-        plain, fast = row["seconds"]["plain"], row["seconds"]["fast"]
-        memory = [str(row["peak_mb"][side]) for side in ("plain", "fast")]
-        table.append((row["quantity"], row["value"], f"{plain:.3f}", f"{fast:.3f}", f"{plain / fast:.2f}", *memory))
-    print_table(["quantity", "value", "plain s", "fast s", "ratio", "plain MB", "fast MB"], table)
-
-
-def show_bench(result: dict[str, Any]) -> None:
-    """Print a table of the variants, then ratios and memory."""
-    print(result["case"])
-    columns = ["variant", "training step s", "training images/s", "inference images/s", "one image ms"]
-    rows = []
-    for side, seconds in result["train_seconds"].items():
-        steps = f"{seconds['median']:.3f} ({seconds['quartile_low']:.3f} to {seconds['quartile_high']:.3f})"
-        one = 1e3 * result["single_image_seconds"][side]["median"]
-        rates = (result["train_images_per_second"][side], result["inference_images_per_second"][side])
-        rows.append((side, steps, *(f"{rate:,.0f}" for rate in rates), f"{one:.1f}"))
-    print_table(columns, rows)
-    for name, value in result.items():
-        if name.startswith(("train_ratio", "inference_ratio", "peak", "gemm", "share", "breakdown")):
-            print(f"  {name.replace('_', ' ')}: {value}")

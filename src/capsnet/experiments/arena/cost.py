@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from capsnet import plugins
-from capsnet.bench import megabytes_of, peak_megabytes
+from capsnet.bench import peak_megabytes, printed_by
 from capsnet.experiments.arena.tasks import LABELS, TASKS, Task, algorithms_of, config_of, tasks_of
 from capsnet.experiments.core.conduct import training_step
 from capsnet.experiments.core.plan import Budget, Experiment, Record, Row, check_budget
@@ -78,7 +78,7 @@ def step_of(task: Task, algorithm: str, budget: Budget) -> Callable[[], None]:
 
 def peak_of(task: Task, algorithm: str, budget: Budget) -> float:
     """Peak memory, in megabytes, of a new process that takes three training steps."""
-    return megabytes_of("capsnet.experiments.arena.cost", task.name, algorithm, budget)
+    return printed_by("capsnet.experiments.arena.cost", task.name, algorithm, budget)
 
 
 def main(words: Sequence[str]) -> None:
