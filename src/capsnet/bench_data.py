@@ -1,6 +1,6 @@
 """The benchmark of data: training on images in memory and on images in the cache, which may be larger than memory.
 
-A folder of images is drawn, and a process of its own trains on it in each of these ways, in alternation:
+A folder of images is drawn. A separate process for each of these ways trains on it, in alternation:
 
     memory  every image decoded at the start, as one tensor
     disk    images decoded into the cache, and read from there through a memory map

@@ -1,7 +1,7 @@
 """The benchmark of routing algorithms: one layer, 1152×8 → 10×16, and its share of a step of the paper's network.
 
 Plain and fast versions of a layer alternate in one process, so noise affects both alike. Peak memory is measured in a
-process of its own for each version.
+separate process for each version.
 """
 
 from __future__ import annotations

@@ -384,7 +384,7 @@ def test_the_walkthrough_shows_what_routing_itself_computes(ran: Ran, place: Pla
     assert torch.allclose(torch.tensor(outcome["outputs"][-1]), v, atol=1e-5)
     couplings = torch.tensor(outcome["couplings"])
     assert torch.allclose(couplings.sum(-1), torch.ones(couplings.shape[:-1]))
-    falls, rises = couplings[:, walkthrough.TURNS].T
+    falls, rises = couplings[:, walkthrough.DISSENTER].T
     assert (falls.diff() < 0).all()
     assert (rises.diff() > 0).all()
 

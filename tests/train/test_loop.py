@@ -506,18 +506,18 @@ def test_two_that_start_at_once_get_a_folder_each(
     toys: Splits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second looks while the first has not yet made its folder."""
-    from capsnet.cli.train import start_beside
+    from capsnet.cli.train import start_in_free_folder
 
     monkeypatch.chdir(tmp_path)
     prepare, others = loop.prepare, []
 
     def prepare_while_another_starts(config: Config, folder: Path, stem: Any = None) -> loop.Run:
         monkeypatch.setattr(loop, "prepare", prepare)
-        others.append(start_beside(config, "toys"))
+        others.append(start_in_free_folder(config, "toys"))
         return prepare(config, folder, stem)
 
     monkeypatch.setattr(loop, "prepare", prepare_while_another_starts)
-    run = start_beside(toy_config(), "toys")
+    run = start_in_free_folder(toy_config(), "toys")
     assert [str(r.folder) for r in (*others, run)] == ["runs/toys", "runs/toys-2"]
 
 

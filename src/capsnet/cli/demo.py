@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from capsnet.cli.flags import parse
-from capsnet.cli.train import Train, run_to_end, start_beside
+from capsnet.cli.train import Train, run_to_end, start_in_free_folder
 from capsnet.experiments.core.conduct import same_training
 from capsnet.io import checkpoint
 from capsnet.notice import say
@@ -33,7 +33,7 @@ def demo(argv: list[str]) -> int:
     folder = Path("runs/demo")
     quick, file = get_preset("quick"), folder / runs.CONFIG_FILE
     begun = runs.can_go_on(folder) and file.exists() and same_training(checkpoint.read_json(file), quick)
-    run = loop.resume(folder) if begun else start_beside(quick, "demo")
+    run = loop.resume(folder) if begun else start_in_free_folder(quick, "demo")
     if run.folder != folder:
         say(f"{folder} already exists; this run is written to {run.folder}")
         folder = run.folder

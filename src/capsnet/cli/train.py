@@ -74,7 +74,7 @@ def train(argv: list[str]) -> int:
         return run_to_end(loop.resume(folder), flags)
     if flags.out:
         return run_to_end(loop.start(flags.config, flags.out), flags)
-    return run_to_end(start_beside(flags.config, default_name(flags, name)), flags)
+    return run_to_end(start_in_free_folder(flags.config, default_name(flags, name)), flags)
 
 
 def default_name(flags: Train, preset: str) -> str:
@@ -147,7 +147,7 @@ def refuse_settings(argv: list[str]) -> None:
         )
 
 
-def start_beside(config: Config, name: str) -> loop.Run:
+def start_in_free_folder(config: Config, name: str) -> loop.Run:
     """Start a run in runs/NAME, or in runs/NAME-2, -3, … if that exists."""
     for folder in folders(name):
         free = current().from_leader(lambda folder=folder: is_free(folder))  # type: ignore[misc]

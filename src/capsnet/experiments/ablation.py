@@ -22,10 +22,11 @@ from typing import Any
 from capsnet.errors import UserError, unknown
 from capsnet.evaluate import mean_and_std, student
 from capsnet.experiments.core.conduct import Show, finish_row, is_done, save_picture
-from capsnet.experiments.core.plan import Experiment, Record, Row, Table
+from capsnet.experiments.core.plan import Experiment, Record, Row
 from capsnet.experiments.core.results import Place, Results, opened
 from capsnet.experiments.core.selection import FAILURES, check_base, check_name, ingredients, reason
 from capsnet.files import Lock
+from capsnet.report.tables import Table
 from capsnet.train.config import Config
 from capsnet.train.records import from_dict
 from capsnet.train.settings import read_values, train_flags, value_of, with_values, written

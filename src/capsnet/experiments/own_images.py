@@ -129,12 +129,12 @@ def config_of(folder: Folder, name: str, place: Path, budget: Budget, seed: int)
 
 def candidate(folder: Folder, name: str) -> ModelConfig:
     """One of the networks for the images of a folder."""
-    today = compact_capsules(folder.side, folder.channels, folder.classes)
+    capsules = compact_capsules(folder.side, folder.channels, folder.classes)
     if name == "cnn":
-        return compact_cnn(today)
+        return compact_cnn(capsules)
     if name == "resnet":
-        return ResNetConfig(today.image_shape, today.num_classes, *BLOCKS)
-    return residual_capsules(today) if name == "residual" else today
+        return ResNetConfig(capsules.image_shape, capsules.num_classes, *BLOCKS)
+    return residual_capsules(capsules) if name == "residual" else capsules
 
 
 def residual_capsules(like: CapsNetConfig) -> CapsNetConfig:

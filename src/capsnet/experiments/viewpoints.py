@@ -112,7 +112,8 @@ class Viewpoints(Experiment):
 
     def findings(self, records: Sequence[Record]) -> list[str]:
         groups = {group[0].method: group for group in by_method(records)}
-        return [finding(what, groups) for what in FAMILIAR] + early_ends(groups)
+        trained = [what for what in FAMILIAR if any(method.endswith(f"-{what}") for method in groups)]
+        return [finding(what, groups) for what in trained] + early_ends(groups)
 
     def claims(self, records: Sequence[Record], budget: str) -> list[Claim]:
         groups = {group[0].method: group for group in by_method(records)}

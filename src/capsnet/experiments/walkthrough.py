@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from capsnet.experiments.core.plan import Budget, Experiment, Record, Row, Table
+from capsnet.experiments.core.plan import Budget, Experiment, Record, Row
 from capsnet.nn.functional import lengths
+from capsnet.report.tables import Table
 from capsnet.routing import dynamic_routing
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ CAPSULES = (
     ((140, 0.9), (92, 1.4), (-35, 0.9)),
     ((-60, 0.6), (-115, 1.2), (85, 1.1)),
 )
-TURNS = 3  # the lower capsule that disagrees with the others on A
+DISSENTER = 3  # the lower capsule that disagrees with the others on A
 
 
 class Walkthrough(Experiment):
@@ -71,10 +72,10 @@ class Walkthrough(Experiment):
 
     def findings(self, records: Sequence[Record]) -> list[str]:
         made = records[0].outcome
-        first, last = (made["couplings"][k][TURNS] for k in (0, -1))
+        first, last = (made["couplings"][k][DISSENTER] for k in (0, -1))
         a, b = (math.hypot(*v) for v in made["outputs"][-1])
         return [
-            f"In {len(made['couplings'])} iterations the couplings of capsule {TURNS + 1} to A and B change from "
+            f"In {len(made['couplings'])} iterations the couplings of capsule {DISSENTER + 1} to A and B change from "
             f"{first[0]:.2f} : {first[1]:.2f} to {last[0]:.2f} : {last[1]:.2f}. The final lengths "
             f"are {a:.2f} (A) and {b:.2f} (B)."
         ]
@@ -141,7 +142,7 @@ def sequence(outcome: Mapping[str, Any]) -> dict[str, Figure]:
         "02-dot-product": comparisons.similarity(),
         "03-votes": byhand.lower_capsules(torch.tensor(outcome["u"]), numbers.votes),
         **steps,
-        "97-one-falls": comparisons.one_falls(numbers, TURNS),
+        "97-one-falls": comparisons.one_falls(numbers, DISSENTER),
         "98-attention": comparisons.routing_and_attention(numbers.logits[-1]),
     }
 

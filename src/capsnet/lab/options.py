@@ -19,7 +19,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from capsnet.errors import UserError, unknown
 
 BOUNDS: dict[str, tuple[float, float]] = {"iterations": (1, 10)}  # the most work that one request may ask for
-MOST = 10  # of any other integer without bounds of its own, which may count steps too
+MOST = 10  # of any other integer without a maximum, which may count steps too
 LARGEST = sys.float_info.max  # excludes infinity, and integers that do not fit into a float
 
 
@@ -87,7 +87,7 @@ def help_texts(options: type) -> dict[str, str]:
             body, *_ = ast.parse(textwrap.dedent(inspect.getsource(owner))).body
         except (OSError, TypeError, SyntaxError, ValueError):
             continue
-        if isinstance(body, ast.ClassDef) and body.name == owner.__name__:  # not so for code without a file of its own
+        if isinstance(body, ast.ClassDef) and body.name == owner.__name__:  # not so for code that is not in a file
             texts |= dict(documented(body))
     return texts
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from capsnet.data.sources.cache import cache_folder
 from capsnet.errors import UserError
-from capsnet.io.checkpoint import write_bytes
+from capsnet.files import write_bytes
 from capsnet.notice import say
 
 NAME, VERSION = "onnxruntime-web", "1.30.0"

@@ -211,8 +211,8 @@ def trained(row: Row, folder: Path, place: Place, watchers: list[Watcher]) -> Re
 
 def started(config: Config, folder: Path) -> loop.Run:
     """A training, resumed if it is the one in this folder; anything else there is renamed."""
-    goes_on = current().from_leader(lambda: made_way(config, folder))
-    return loop.resume(folder) if goes_on else loop.start(config, folder)
+    resumable = current().from_leader(lambda: made_way(config, folder))
+    return loop.resume(folder) if resumable else loop.start(config, folder)
 
 
 def made_way(config: Config, folder: Path) -> bool:

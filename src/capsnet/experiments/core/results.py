@@ -82,7 +82,7 @@ def read(path: Path) -> Results:
     content = checkpoint.read_json(path)
     try:
         if content["format"] == FORMAT:
-            [row[key] for row in content["rows"] for key in REQUIRED]
+            _ = [row[key] for row in content["rows"] for key in REQUIRED]  # a missing one is a KeyError
         rows = [Record.from_json(row) for row in content["rows"]]
         names = str(content["experiment"]), str(content["budget"])
         return Results(*names, path, rows, str(content["capsnet"]), content["format"])

@@ -1,2 +1,1 @@
-"""Binding by phase beside routing by agreement: `compare.py` is the experiment, `binding.py` measures which pixels a
-network takes together."""
+"""Binding by phase and by routing: `compare.py` is the experiment, `binding.py` measures the groups of pixels."""

@@ -1,4 +1,4 @@
-"""Which pixels does a network take together? Phases or couplings → two groups of pixels → adjusted Rand index.
+"""Which pixels does a network group? Phases or couplings → two groups of pixels → adjusted Rand index.
 
 Only pixels that belong to one object alone count: neither the background nor the overlap. A pixel takes the group of
 the unit whose receptive field has its centre nearest to it.

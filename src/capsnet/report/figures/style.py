@@ -105,18 +105,18 @@ def sheet(width: float, height: float) -> tuple[Figure, Axes]:
     return figure, axes
 
 
-def heading(axes: Axes, title: str, note: str = "", left: float = 14.0) -> None:
+def heading(axes: Axes, title: str, note: str) -> None:
     """A sheet's title, and a sentence below it."""
-    axes.text(left, 16, title, size=TITLE, weight="bold", va="center")
-    axes.text(left, 32, note, size=SMALL, color=MUTED, va="center")
+    axes.text(14, 16, title, size=TITLE, weight="bold", va="center")
+    axes.text(14, 32, note, size=SMALL, color=MUTED, va="center")
 
 
-def row_of_panels(n: int, height: float, title: str, note: str = "") -> tuple[Figure, list[Axes]]:
+def row_of_panels(n: int, height: float, title: str, note: str) -> tuple[Figure, list[Axes]]:
     """A row of n axes under a title."""
     return rows_of_panels(n, height, title, note, across=n)
 
 
-def rows_of_panels(n: int, height: float, title: str, note: str = "", across: int = 3) -> tuple[Figure, list[Axes]]:
+def rows_of_panels(n: int, height: float, title: str, note: str, across: int = 3) -> tuple[Figure, list[Axes]]:
     """n axes under a title, at most `across` in a row; `height` is that of a picture with one row."""
     across = min(n, across)
     rows = -(-n // across)
