@@ -11,10 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from capsnet.evaluate import mean_and_std
 from capsnet.experiments.affine import STOP_AT, Affine, config_of, right_of, row_of
-from capsnet.experiments.core.claims import Claim
-from capsnet.experiments.core.plan import Budget, Record, Row, average, by_method, values, with_model
+from capsnet.experiments.core.claims import Claim, Paired
+from capsnet.experiments.core.plan import Budget, Record, Row, average, by_method, with_model
 from capsnet.train.config import Config
 from capsnet.train.loop import Result
 
@@ -29,21 +28,22 @@ class Change:
     """What a row changes, for each network that it makes sense for."""
 
     title: str
+    label: str
     stop_at: float = STOP_AT
     shift: int = 6
     model: dict[str, dict[str, Any]] = field(default_factory=lambda: {name: {} for name in NETWORKS})
 
 
 CHANGES = {
-    "base": Change("nothing"),
-    "at-97": Change("training stops at 97 %", stop_at=3.0),
-    "at-98-4": Change("training stops at 98.4 %", stop_at=1.6),
-    "at-99-5": Change("training stops at 99.5 %", stop_at=0.5),
-    "shift-2": Change("digits shifted by at most 2 px", shift=2),
-    "shift-4": Change("digits shifted by at most 4 px", shift=4),
-    "norm": Change("batch norm: none in CapsNet, some in the CNN",
+    "base": Change("nothing", "nothing"),
+    "at-97": Change("training stops at 97 %", "stop at 97 %", stop_at=3.0),
+    "at-98-4": Change("training stops at 98.4 %", "stop at 98.4 %", stop_at=1.6),
+    "at-99-5": Change("training stops at 99.5 %", "stop at 99.5 %", stop_at=0.5),
+    "shift-2": Change("digits shifted by at most 2 px", "shift ≤ 2 px", shift=2),
+    "shift-4": Change("digits shifted by at most 4 px", "shift ≤ 4 px", shift=4),
+    "norm": Change("batch norm: none in CapsNet, some in the CNN", "batch norm",
                    model={"capsnet": {"stem_norm": False}, "cnn": {"norm": True}}),
-    "strided": Change("strides instead of max-pooling", model={"cnn": {"strided": True}}),
+    "strided": Change("strides instead of max-pooling", "strides", model={"cnn": {"strided": True}}),
 }  # fmt: skip
 
 
@@ -79,15 +79,14 @@ class AffineCauses(Affine):
     def pictures(self, records: Sequence[Record]) -> dict[str, Figure]:
         from capsnet.report import figures
 
-        panels: dict[str, list[figures.Bar]] = {}
+        panels: dict[str, list[figures.Interval]] = {}
         for group in by_method(records):
-            mean, std = mean_and_std(values(group, "affine_accuracy_percent"))
-            colour = figures.BLUE if group[0].shown["network"] == "CapsNet" else figures.VERMILLION
-            panels.setdefault(group[0].shown["network"], []).append(
-                figures.Bar(group[0].shown["changed"], mean, colour, std)
-            )
-        note = "Accuracy on a re-creation of affNIST, mean and standard deviation over seeds; one thing is changed."
-        return {"affine-causes": figures.bars(self.title, note, panels)}
+            name, _, network = group[0].method.rpartition("-")
+            if name != "base" and (gained := gains(group, records)).differences:
+                interval = figures.Interval(CHANGES[name].label, gained.differences, gained.half)
+                panels.setdefault(NETWORKS[network], []).append(interval)
+        note = "Accuracy on a re-creation of affNIST minus that without the change: mean, 95 % interval, seeds."
+        return {"affine-causes": figures.intervals(self.title, note, panels, "percentage points")} if panels else {}
 
     def findings(self, records: Sequence[Record]) -> list[str]:
         groups = {(group[0].shown["changed"], group[0].shown["network"]): group for group in by_method(records)}
@@ -103,6 +102,13 @@ def changed(change: Change, network: str, budget: Budget, seed: int) -> Config:
     config = with_model(config_of(network, budget, seed), **(change.model[network] if budget != "smoke" else {}))
     placed = config.data if change.shift == 6 else f"{config.data}:shift={change.shift}"
     return replace(config, stop_at=change.stop_at, data=placed)
+
+
+def gains(group: Sequence[Record], records: Sequence[Record]) -> Paired:
+    """Accuracies of a group minus those of the same network without the change, for the seeds of both."""
+    network, name = group[0].method.rpartition("-")[2], "affine_accuracy_percent"
+    base = {r.seed: r.outcome[name] for r in records if r.method == f"base-{network}"}
+    return Paired(tuple(r.outcome[name] - base[r.seed] for r in group if r.seed in base))
 
 
 def sentence(title: str, groups: dict[tuple[str, str], list[Record]]) -> str:

@@ -90,6 +90,8 @@ def conduct(
         watchers = show.started(row)
         record = finish_row(experiment, budget, row, place, watchers)
         results.put(record)
+        if row.validated:  # its run is not needed now that its figures are safe
+            discard(place.run(experiment.name, budget, row.name))
         show.ended(row, record)
     forget_others(experiment, size, results)
     draw_records(experiment, results, place)
@@ -224,7 +226,7 @@ def made_way(config: Config, folder: Path) -> bool:
 
 
 def validated(row: Row, folder: Path, watchers: list[Watcher]) -> tuple[dict[str, Any], Certificate]:
-    """Train a row and evaluate it on the validation split; the run is removed, because only the figures are needed.
+    """Train a row and evaluate it on the validation split; only the figures are kept.
 
     A training that diverges is an outcome as well: its setting is not chosen.
     """
@@ -236,10 +238,14 @@ def validated(row: Row, folder: Path, watchers: list[Watcher]) -> tuple[dict[str
         outcome = {"diverged": error.what}
     birth = loop.birth_certificate(run)
     curve = [[r["epoch"], r["validation_error_percent"]] for r in runs.read_metrics(folder) if r["kind"] == "epoch"]
+    return {**outcome, "curve": curve}, birth
+
+
+def discard(folder: Path) -> None:
+    """Remove a run once all processes have read it."""
     current().barrier()
     if current().leads:
-        shutil.rmtree(folder)
-    return {**outcome, "curve": curve}, birth
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def is_trained(row: Row, name: str, budget: str, place: Place) -> bool:
