@@ -38,7 +38,7 @@ def test_the_recipe_keeps_four_layers_from_fading_and_the_plain_stack_fades() ->
     images = torch.rand(4, 1, 12, 12)
     faded, kept = (stacked_activations(CapsNet(replace(DEEP, hidden_norm=norm)), images) for norm in (False, True))
     assert faded[-1].mean() < 0.05 * faded[0].mean()
-    assert kept[-1].mean() > 0.5 * kept[1].mean()
+    assert all(layer.mean() > 0.1 for layer in kept[1:])
 
 
 def test_the_activations_by_layer_end_with_those_of_the_model() -> None:

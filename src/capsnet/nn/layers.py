@@ -18,10 +18,10 @@ from torch import Tensor, nn
 
 from capsnet.errors import UserError
 from capsnet.kernels import dispatch
-from capsnet.nn.functional import Capsules, squash
+from capsnet.nn.functional import Capsules, squash, unit_scale
 from capsnet.nn.initial import check_init, truncated_normal_
 from capsnet.nn.options import Init
-from capsnet.routing.base import Routed, Routing, Sizes, create, options_for
+from capsnet.routing.base import Routed, Routing, Sizes, create, lower_activations, options_for
 from capsnet.routing.options import RoutingOptions
 
 
@@ -228,6 +228,9 @@ class DenseCaps(nn.Module):
                 f"set lower and lower_dim to what the layer below gives, or check its types and dim."
             )
         routing = self.routing.with_options(**options) if options else self.routing
+        if self.normalise:
+            a = lower_activations(u, a) if routing.own_activations else None  # the lengths before they are scaled
+            u = unit_scale(u)
         u, W, a = self.voters(u, a)
         return routing(u, W, a, trace=trace)
 
