@@ -20,7 +20,7 @@ from capsnet.errors import UserError
 from capsnet.io.transfer import create_model
 from capsnet.models.capsnet import CapsNet
 from capsnet.models.cnn import CNN
-from capsnet.models.config import CapsNetConfig, CNNConfig, ModelConfig
+from capsnet.models.config import CapsNetConfig, CNNConfig, LossConfig, ModelConfig
 from capsnet.models.registry import build, parameters
 from capsnet.nn.functional import mask, one_hot
 from capsnet.nn.layers import DenseCaps
@@ -157,6 +157,18 @@ def test_create_model_adapts_a_preset_to_the_data() -> None:
 def test_a_network_that_cannot_be_is_refused_in_words(config: ModelConfig, said: str) -> None:
     with pytest.raises(UserError, match=said):
         build(config)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: CapsNetConfig(pose="matrx"), "no pose 'matrx'; did you mean 'matrix'"),  # type: ignore[arg-type]
+        (lambda: LossConfig(kind="spred"), "no loss 'spred'; did you mean 'spread'"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_misspelt_choice_is_refused_and_not_taken_for_the_default(make: Callable[[], object], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        make()
 
 
 def test_a_prediction_does_not_depend_on_its_batch_mates() -> None:

@@ -336,6 +336,17 @@ def test_a_wrong_shape_is_refused_in_one_sentence(shape: tuple[int, ...]) -> Non
         layer()(torch.zeros(*shape, dtype=torch.float64))
 
 
+@pytest.mark.parametrize("shape", [(2, 3, 2, 3, 4), (2, 1, 1, 18, 4), (2, 2, 3, 3, 5)])
+def test_class_capsules_refuse_another_grid_than_theirs(shape: tuple[int, ...]) -> None:
+    with pytest.raises(UserError, match=r"ClassCaps expects .* and got"):
+        ClassCaps(3, 4, 5, 6, grid=(2, 3))(torch.zeros(shape))
+
+
+def test_a_batch_may_be_empty() -> None:
+    assert layer()(grid(n=0)).shape == (0, 2, 2, 2, 5)
+    assert layer("em")(Capsules(grid(n=0), grid(n=0)[..., 0])).poses.shape == (0, 2, 2, 2, 5)
+
+
 def test_a_matrix_pose_that_is_not_square_is_refused() -> None:
     with pytest.raises(UserError, match="matrix poses are square"):
         ConvCaps(3, 8, 2, 8, matrix=True)

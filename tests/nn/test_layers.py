@@ -291,6 +291,11 @@ def test_the_decoder_repeats_the_shape_that_does_not_fit(shape: tuple[int, ...])
     assert str(shape) in str(error.value)
 
 
+def test_a_grid_with_other_types_than_those_that_share_transformations_is_refused() -> None:
+    with pytest.raises(UserError, match=r"DenseCaps expects \(b, 32, 8\) and got \(2, 2, 2, 8, 8\)"):
+        DenseCaps(32, 8, 10, 16, shared=4)(torch.zeros(2, 2, 2, 8, 8))
+
+
 def test_sharing_over_types_that_do_not_divide_the_capsules_is_refused() -> None:
     with pytest.raises(UserError, match=r"over 32 capsule types, but 100 lower capsules"):
         DenseCaps(100, 8, 10, 16, shared=32)

@@ -14,7 +14,8 @@ from capsnet.ranges import MOST, WIDEST, check_range
 from capsnet.routing.options import DynamicOptions, RoutingOptions
 
 Stem = Literal["conv", "residual", "module"]
-STEMS = get_args(Stem)
+Pose = Literal["vector", "matrix"]
+Loss = Literal["auto", "margin", "spread", "entropy"]
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ class CapsNetConfig(ModelConfig):
     """Scale the poses between capsule layers to a mean squared length of 1: activations of deep stacks fade less."""
     class_dim: int = 16
     """Class capsule dimension."""
-    pose: Literal["vector", "matrix"] = "vector"
+    pose: Pose = "vector"
     """Poses as vectors, or as square matrices of one size (primary_dim = class_dim = 16 for 4×4)."""
     routing: RoutingOptions = field(default_factory=DynamicOptions)
     """Options of the routing algorithm; `--model.routing NAME` selects another one."""
@@ -98,8 +99,9 @@ class CapsNetConfig(ModelConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.stem not in STEMS:
-            raise unknown("stem", self.stem, STEMS)
+        for name, value, choices in (("stem", self.stem, get_args(Stem)), ("pose", self.pose, get_args(Pose))):
+            if value not in choices:
+                raise unknown(name, value, choices)
         stem = ("stem_channels", "stem_kernels", "stem_strides")
         primary = ("primary_types", "primary_dim", "primary_kernel", "primary_stride")
         check_range(self, 1, WIDEST, *stem, *primary, "hidden_caps", "class_dim", "decoder")
@@ -150,7 +152,7 @@ class CNNConfig(ModelConfig):
 class LossConfig:
     """The loss: a classification loss, a weighted reconstruction loss and, with a teacher, a distillation loss."""
 
-    kind: Literal["auto", "margin", "spread", "entropy"] = "auto"
+    kind: Loss = "auto"
     """Classification loss: the model's own (margin for capsules, spread for the model `matrix`, cross-entropy for a
     CNN), or the one named."""
     present: float = 0.9
@@ -167,5 +169,7 @@ class LossConfig:
     """With a teacher: weight of the SUM over the classes of squared differences from its activations."""
 
     def __post_init__(self) -> None:
+        if self.kind not in get_args(Loss):
+            raise unknown("loss", self.kind, get_args(Loss))
         check_range(self, 0, 1, "present", "absent")
         check_range(self, 0, MOST, "down_weight", "reconstruction", "teacher")

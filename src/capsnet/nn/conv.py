@@ -14,6 +14,7 @@ backward pass instead of stored.
 from __future__ import annotations
 
 import math
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -186,7 +187,7 @@ class ConvCaps(nn.Module):
             return [(poses, a)]
         votes = 4 * positions * self.weight.shape[0] * self.upper_types * self.upper_dim
         size = max(1, VOTE_BYTES // votes)
-        return list(zip(poses.split(size), [None] * len(poses) if a is None else a.split(size), strict=False))
+        return list(zip(poses.split(size), repeat(None) if a is None else a.split(size), strict=False))
 
     def _chunk(self, routing: Routing, poses: Tensor, a: Tensor | None, parents: GridParents) -> tuple[Tensor, Tensor]:
         if torch.is_grad_enabled() and not torch.compiler.is_exporting():
@@ -266,6 +267,16 @@ class ClassCaps(DenseCaps):
         )
         places = centres(grid).repeat_interleave(lower_types, 0).to(self.weight)  # (i, 2)
         self.register_buffer("places", places, persistent=False)
+
+    def route(self, u: Tensor, a: Tensor | None = None, trace: bool = False, **options: Any) -> Routed:
+        """As in `DenseCaps`; capsules on a grid must lie on this layer's."""
+        if u.dim() == 5 and u.shape[1:4] != (*self.grid, self.shared):
+            h, w = self.grid
+            raise UserError(
+                f"ClassCaps expects (b, {h}, {w}, {self.shared}, {self.lower_dim}) and got {tuple(u.shape)}: "
+                f"set grid and lower_types to what the layer below gives."
+            )
+        return super().route(u, a, trace, **options)
 
     def voting_dim(self) -> int:
         return self.lower_dim + self.coordinates * (matrix_side(self.lower_dim, self.upper_dim) if self.matrix else 2)

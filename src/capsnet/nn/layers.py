@@ -220,9 +220,10 @@ class DenseCaps(nn.Module):
         `options` replace those of the routing for this call only.
         """
         came = tuple(u.shape)
-        if u.dim() == 5:
+        fits = len(came) == 3 or (len(came) == 5 and self.shared in (None, came[3]))
+        if fits and len(came) == 5:
             u, a = u.flatten(1, 3), None if a is None else a.flatten(1, 3)
-        if u.dim() != 3 or u.shape[1:] != (self.lower, self.lower_dim):
+        if not fits or u.shape[1:] != (self.lower, self.lower_dim):
             raise UserError(
                 f"{type(self).__name__} expects (b, {self.lower}, {self.lower_dim}) and got {came}: "
                 f"set lower and lower_dim to what the layer below gives, or check its types and dim."
