@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from capsnet.files import Lock, Taken
+from capsnet.files import Lock, Taken, write_bytes
 
 WRITER = """
 import sys
@@ -34,6 +35,20 @@ def test_a_killed_process_never_leaves_half_a_file_under_its_name(tmp_path: Path
             time.sleep(delay)
             writer.send_signal(signal.SIGKILL)
         assert path.read_bytes() in (b"a" * 3_000_000, b"b" * 3_000_000)
+
+
+def test_a_written_file_has_the_mode_that_the_umask_asks_for_and_leaves_the_umask_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = os.umask(0o027)
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "umask", lambda mask: pytest.fail("other threads would create files with this umask"))
+            write_bytes(tmp_path / "file", b"a")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "file").stat().st_mode & 0o777 == 0o640
+    assert list(tmp_path.iterdir()) == [tmp_path / "file"]
 
 
 HOLDER = """

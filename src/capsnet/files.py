@@ -5,9 +5,11 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import secrets
 import tempfile
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from capsnet.errors import UserError
@@ -17,23 +19,19 @@ LOCK_FILE = ".lock"
 
 def write_bytes(path: Path, content: bytes) -> None:
     """Write a file atomically: at any moment either the old file or the complete new one exists."""
-    temporary = ""
+    temporary = path.parent / f".{path.name}.{secrets.token_hex(4)}.part"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
-        with os.fdopen(handle, "wb") as file:
+        with temporary.open("xb") as file:  # not mkstemp, whose mode 0600 is for secrets
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(temporary, 0o666 & ~umask)  # mkstemp's 0600 is for secrets
         os.replace(temporary, path)
     except OSError as error:
         raise not_written(path, error) from error
     finally:
-        if temporary:
-            Path(temporary).unlink(missing_ok=True)  # already renamed if all went well
+        with suppress(OSError):
+            temporary.unlink()  # already renamed if all went well
 
 
 def check_writable(path: Path) -> None:
