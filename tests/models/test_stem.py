@@ -234,6 +234,15 @@ def test_a_frozen_stem_keeps_weights_and_statistics(stem: str, colours: Splits, 
     assert not any(module.training for module in result.model.stem.modules())
 
 
+def test_what_the_caller_has_frozen_of_a_stem_stays_frozen() -> None:
+    stem = Backbone()
+    first, *others = stem.parameters()
+    first.requires_grad_(False)
+    CapsNet(PLAIN, stem=stem)
+    assert not first.requires_grad
+    assert all(parameter.requires_grad for parameter in others)
+
+
 def test_a_stem_that_is_not_frozen_is_trained(colours: Splits, tmp_path: Path) -> None:
     stem = Backbone()
     before = copy.deepcopy(stem.state_dict())

@@ -61,7 +61,8 @@ class CapsNet(Model):
         if not own:
             self.grid = grid_size(config)  # refuses sizes that do not fit before anything is built
         self.stem = self.make_stem(device, dtype) if stem is None else stem
-        self.stem.requires_grad_(not config.freeze_stem)
+        if config.freeze_stem:
+            self.stem.requires_grad_(False)
         features = measured_shape(self.stem, config.image_shape) if own else feature_shape(config)
         if own:
             self.grid = grid_size(config, features)
