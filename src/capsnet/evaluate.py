@@ -191,10 +191,9 @@ def check_names(model: Model, dataset: Examples) -> None:
     """Refuse data with other classes than the model."""
     ours, theirs = set(model.classes), set(dataset.classes)
     if ours != theirs:
-        raise UserError(
-            f"only the model knows {few(ours - theirs)} and only {dataset.name} has {few(theirs - ours)}: "
-            f"evaluate it on the classes that it was trained for, or train a model for these."
-        )
+        extra = (("the model", ours - theirs), (dataset.name, theirs - ours))
+        found = " and ".join(f"only {name} has {few(classes)}" for name, classes in extra if classes)
+        raise UserError(f"{found}: evaluate it on the classes that it was trained for, or train a model for these.")
 
 
 def few(names: set[str]) -> str:
@@ -203,7 +202,7 @@ def few(names: set[str]) -> str:
     >>> few({"ant", "bee", "cat", "dog"})
     'ant, bee, cat, …'
     """
-    return ", ".join([*sorted(names)[:3], *["…"] * (len(names) > 3)]) or "no other class"
+    return ", ".join([*sorted(names)[:3], *(["…"] if len(names) > 3 else [])])
 
 
 def wilson_interval(errors: int, n: int, z: float = 1.959964) -> tuple[float, float]:

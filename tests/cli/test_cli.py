@@ -359,9 +359,11 @@ def test_a_folder_of_images_is_trained_on_and_one_unreadable_file_is_named(tmp_p
     assert json.loads(capsys.readouterr().out)["errors"] == 0
     assert main(["predict", str(out), str(root / "green" / "000.png"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["predictions"][0]["label"] == "green"
-    fails(capsys, ["evaluate", out, "--data", "mnist"], "only the model knows green, red", "mnist has 0, 1, 2, …")
+    fails(capsys, ["evaluate", out, "--data", "mnist"], "only the model has green, red", "mnist has 0, 1, 2, …")
     other = write_folder(tmp_path / "other", ("ant", "zebra"))
-    fails(capsys, ["evaluate", out, "--data", f"folder:{other}"], "only the model knows green, red", "ant, zebra")
+    fails(capsys, ["evaluate", out, "--data", f"folder:{other}"], "only the model has green, red", "ant, zebra")
+    more = write_folder(tmp_path / "more", ("red", "green", "blue"))
+    fails(capsys, ["evaluate", out, "--data", f"folder:{more}"], "/more has blue: evaluate it")
 
 
 def test_a_grey_model_of_oblong_images_is_evaluated_on_any_folder_in_any_order(tmp_path: Path, capsys: Capture) -> None:
