@@ -109,7 +109,7 @@ class _Grid:
     """All pairs of a point in h and a point in w, and the one or three real products that each costs."""
 
     def __init__(self, h: list[Point], w: list[Point]) -> None:
-        # Sorted by who stands at infinity, h only, none, w only, both: the products of a phase are then one slice.
+        # Sorted by which point is at infinity (of h, none, of w, both): the products of a phase are then one slice.
         order = {(True, False): 0, (False, False): 1, (False, True): 2, (True, True): 3}
         pairs = [
             (order[p is None, q is None], i, j, conjugate, _is_pair(p) or _is_pair(q))

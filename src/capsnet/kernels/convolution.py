@@ -45,7 +45,7 @@ from capsnet.kernels.bilinear import (
     multiply_backward,
     phase_sizes,
 )
-from capsnet.kernels.once import differentiable_once
+from capsnet.kernels.operators import differentiable_once
 
 OPERATOR = 25e6 / 30  # measured cost of one operator call, in multiply-adds
 
@@ -94,7 +94,7 @@ def empty_output(like: Tensor, b: int, o: int, out: Pair) -> Tensor:
 
 
 def from_output(grad: Tensor, tile: Pair) -> Tensor:
-    """(b, o, h, w) to (tile outputs, tiles·b, o); what two tiles share counts in the first of them alone."""
+    """(b, o, h, w) to (tile outputs, tiles·b, o); outputs that two tiles share count in the first one only."""
     b, o, h, w = grad.shape
     tiles = _tiles(tile, (h, w))
     G = grad.new_zeros((*tile, len(tiles), b, o), dtype=torch.float32)
@@ -137,9 +137,7 @@ def _conv(
 
 
 @_conv.register_fake
-def _(
-    x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, tile: list[int], precision: str, keep: bool
-) -> tuple[Tensor, Tensor]:
+def _(x, weight, bias, stride, tile, precision, keep):  # type: ignore[no-untyped-def]
     out, pair = out_size(x.shape, weight.shape, stride), (tile[0], tile[1])
     y = empty_output(x, x.shape[0], weight.shape[0], out)
     sizes = phase_sizes((weight.shape[2], weight.shape[3]), stride, pair, precision)
@@ -177,16 +175,7 @@ def _conv_backward(
 
 
 @_conv_backward.register_fake
-def _(
-    grad: Tensor,
-    size: list[int],
-    weight: Tensor,
-    flat: Tensor,
-    stride: int,
-    tile: list[int],
-    precision: str,
-    needs: list[bool],
-) -> tuple[Tensor, Tensor, Tensor]:
+def _(grad, size, weight, flat, stride, tile, precision, needs):  # type: ignore[no-untyped-def]
     b, c, h, w = size
     grad_x = if_wanted(needs[0], lambda: grad.new_empty(b, h, w, c).permute(0, 3, 1, 2), grad)
     grad_weight = if_wanted(needs[1], lambda: weight.new_empty(weight.shape), weight)
@@ -280,9 +269,8 @@ def best_tile(
 ) -> Pair | None:
     """The tile of outputs that makes the bilinear form cheapest; None where plain convolution is as good.
 
-    `amx` tells that products are computed in bfloat16 by a processor with AMX.
-
-    Backward passes gain more than forward ones, so it takes more to be chosen when there will be none.
+    `amx` says that products are computed in bfloat16 by a processor with AMX. The backward pass gains more than the
+    forward pass, so without one the bilinear form has to promise more to be chosen.
 
     >>> best_tile(128, 256, 256, (6, 6), (9, 9), 2, True), best_tile(1, 256, 256, (6, 6), (9, 9), 2, False)
     ((6, 6), None)

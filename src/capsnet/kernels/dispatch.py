@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 SMALL = 2**15  # elements; smaller inputs go to F.conv2d at once, because choosing would take longer than it saves
 FEW_PLACES, MANY_TAPS, MANY_WEIGHTS = 150, 49, 2**20  # where one product over patches beats F.conv2d: measured
 LARGE_VOTES = 1 << 30  # bytes; the plain form of routing holds several times as much
-FEWEST_EXAMPLES = 8  # the fused routing loops take sixteen examples at a time and win from half of that on
+FEWEST_EXAMPLES = 8  # the fused routing loops take sixteen examples at a time and are faster from half of that on
 FEWEST_GRID_VOTES = 200_000
 
 # --- The switch -------------------------------------------------------------------------------------------
@@ -91,10 +91,14 @@ def precision_for(x: Tensor) -> str:
     return "bf16" if has_bf16() else "rough"
 
 
+def would_emulate_bf16(x: Tensor) -> bool:
+    """Whether autocast would turn x into bfloat16 on a processor that has to emulate it."""
+    return enabled() and x.device.type == "cpu" and x.dtype == torch.float32 and precision_for(x) == "rough"
+
+
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """F.linear; autocast leaves it in float32 where bfloat16 would be emulated."""
-    emulated = enabled() and x.device.type == "cpu" and x.dtype == torch.float32 and precision_for(x) == "rough"
-    if not emulated:
+    if not would_emulate_bf16(x):
         return F.linear(x, weight, bias)
     with torch.autocast("cpu", enabled=False):
         return F.linear(x, weight, bias)
@@ -235,8 +239,7 @@ def in_bf16(stem: nn.Sequential, images: Tensor) -> Tensor:
 
 def without_emulation(module: nn.Module, x: Tensor) -> Tensor:
     """module(x) for a module of ordinary layers, in float32 where autocast would have to emulate bfloat16."""
-    emulated = enabled() and x.device.type == "cpu" and precision_for(x) == "rough" and x.dtype == torch.float32
-    if not emulated:
+    if not would_emulate_bf16(x):
         return module(x).to(x.dtype)
     with torch.autocast("cpu", enabled=False):
         return module(x)

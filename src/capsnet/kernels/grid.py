@@ -1,4 +1,4 @@
-"""Routing between the capsules of a grid without ever holding the votes: the fast way of `ConvCaps` and `ClassCaps`.
+"""Routing between the capsules of a grid without storing the votes: the fast form of `ConvCaps` and `ClassCaps`.
 
 A lower capsule i of a cell is seen by several windows o, and its parents are the upper capsules j of all of them. Poses
 are r×k matrices M_i, transformations k×c matrices W, and votes V = M_i W; a vector is a matrix with one row. Two sums
@@ -15,15 +15,13 @@ votes.
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from capsnet.kernels.once import differentiable_once
+from capsnet.kernels.operators import differentiable_once, optional
 
 
 @dataclass(frozen=True)
@@ -87,25 +85,16 @@ class GridVotes:
         return x.unflatten(0, (-1, self.count))
 
 
-@cache
+@optional("grids of capsules are routed more slowly")
 def fused() -> Any:
-    """The compiled loops, or None where Numba is not installed or cannot compile them here, which is said once."""
-    try:
-        from capsnet.kernels.grid_numba import FusedGrid
+    """The compiled loops, after one forward and backward pass."""
+    from capsnet.kernels.grid_numba import FusedGrid
 
-        one = torch.ones(1, 1, 1, 1, dtype=torch.float32, device="cpu")
-        windows = Windows.one(1)
-        grid = FusedGrid(one[0], one, windows.starts, windows.window, windows.block, 1)
-        grid.moments(one[0, 0], one[0], one, one)
-        grid.gradients_of_moments(one[0, 0], one[0], one, one, one[0], one, one)
-    except Exception as error:  # a library we can do without must not stop anything, whatever its reasons
-        if not (isinstance(error, ModuleNotFoundError) and error.name == "numba"):
-            warnings.warn(
-                f"Numba is installed but does not work here, so grids of capsules are routed more slowly: {error!r}",
-                RuntimeWarning,
-                stacklevel=2,
-            )
-        return None
+    one = torch.ones(1, 1, 1, 1, dtype=torch.float32, device="cpu")
+    windows = Windows.one(1)
+    grid = FusedGrid(one[0], one, windows.starts, windows.window, windows.block, 1)
+    grid.moments(one[0, 0], one[0], one, one)
+    grid.gradients_of_moments(one[0, 0], one[0], one, one, one[0], one, one)
     return FusedGrid
 
 

@@ -70,7 +70,7 @@ def _vote(u, u_at, ks, kp, rs, W, W_at, js, cs, out, out_at):
 
 @inner
 def _centred(d, at, mean, mean_at, count):
-    """d = û − μ, in the place of û."""
+    """d = û − μ, in place of û."""
     for x in range(0, count, LANES):
         store(d, at + x, load(d, at + x) - load(mean, mean_at + x))
 
@@ -105,7 +105,7 @@ def _agrees(d, at, V, V_at, js, q, R, R_at):
 
 @inner
 def _softmax(R, count):
-    """R over all parents of one lower capsule, in the place of the logits."""
+    """R over all parents of one lower capsule, in place of the logits."""
     top = splat(f4(-np.inf))
     for x in range(0, count, LANES):
         top = larger(top, load(R, x))
@@ -164,7 +164,7 @@ def _share_gradient(d, at, g_S, S_at, g_one, g_two, g_at, js, q, agree, delta, d
 
 @inner
 def _softmax_backward(R, delta, active, count):
-    """δ = R a (g_r − Σ R g_r) over all parents, in the place of g_r; returns the gradient Σ R g_r on a."""
+    """δ = R a (g_r − Σ R g_r) over all parents, in place of g_r; returns the gradient Σ R g_r on a."""
     mean = splat(f4(0.0))
     for x in range(0, count, LANES):
         mean = fma(load(R, x), load(delta, x), mean)
@@ -175,7 +175,7 @@ def _softmax_backward(R, delta, active, count):
 
 @inner
 def _vote_gradient(d, at, R, R_at, active, delta, P, g_one, g_two, P_at, js, q, agree, sums, sums_at):
-    """g_û in the place of d, and the gradients on k, μ and P (or V) of one window in `sums`.
+    """g_û in place of d, and the gradients on k, μ and P (or V) of one window in `sums`.
 
     g_û = r g_1 + (2 r g_2 − δ P) d, g_k += δ, g_μ −= g_û, g_P −= ½ δ d²; for agreements g_û = r g_1 + δ V, g_V += δ û.
     """

@@ -1,4 +1,4 @@
-"""The moments that EM and variational Bayes routing need, without ever holding the votes (`routing.gaussian`).
+"""The moments that EM and variational Bayes routing need, without storing the votes (`routing.gaussian`).
 
 An iteration of either is a function of few numbers: with d = û_{j|i} − μ_j,
 
@@ -7,39 +7,28 @@ An iteration of either is a function of few numbers: with d = û_{j|i} − μ_j,
 
 where μ, the precisions P and the constants k come from the iteration before (zeros before the first, which makes R
 uniform): in EM P = 1/σ² and k_j = ln a_j − ½ Σ_q ln 2πσ², in variational Bayes their expectations under the posterior.
-Votes are recomputed from u and W for each iteration, forward and backward. Deviations from the previous means keep the
-difference of squares that a variance is well conditioned.
+Votes are recomputed from u and W for each iteration, forward and backward. A variance is a difference of squares;
+deviations from the previous means keep it well conditioned.
 """
 
 from __future__ import annotations
 
-import warnings
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from capsnet.kernels.once import differentiable_once
+from capsnet.kernels.operators import differentiable_once, optional
 
 
-@cache
+@optional("EM and VB routing are slower")
 def fused() -> Any:
-    """The compiled loops, or None where Numba is not installed or cannot compile them here, which is said once."""
-    try:
-        from capsnet.kernels.moments_numba import FusedMoments
+    """The compiled loops, after one forward and backward pass."""
+    from capsnet.kernels.moments_numba import FusedMoments
 
-        one = torch.ones(1, 1, 1, dtype=torch.float32, device="cpu")
-        FusedMoments(one, one[None]).gradients_of(one[0], one[0], one, one, one[0], one, one)
-        FusedMoments(one, one[None]).moments(one[0], one[0], one, one)
-    except Exception as error:  # a library we can do without must not stop anything, whatever its reasons
-        if not (isinstance(error, ModuleNotFoundError) and error.name == "numba"):
-            warnings.warn(
-                f"Numba is installed but does not work here, so EM and VB routing are slower: {error!r}",
-                RuntimeWarning,
-                stacklevel=2,
-            )
-        return None
+    one = torch.ones(1, 1, 1, dtype=torch.float32, device="cpu")
+    FusedMoments(one, one[None]).gradients_of(one[0], one[0], one, one, one[0], one, one)
+    FusedMoments(one, one[None]).moments(one[0], one[0], one, one)
     return FusedMoments
 
 
@@ -57,16 +46,13 @@ def _backward(
 
 
 @moments.register_fake
-def _(u: Tensor, W: Tensor, a: Tensor, k: Tensor, mean: Tensor, P: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _(u, W, a, k, mean, P):  # type: ignore[no-untyped-def]
     return torch.empty_like(k), torch.empty_like(mean), torch.empty_like(mean)
 
 
 @_backward.register_fake
-def _(
-    u: Tensor, W: Tensor, a: Tensor, k: Tensor, mean: Tensor, P: Tensor, g_S: Tensor, g_one: Tensor, g_two: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    g_u, g_W, g_a, g_k, g_mean, g_P = (torch.empty_like(x) for x in (u, W, a, k, mean, P))
-    return g_u, g_W, g_a, g_k, g_mean, g_P
+def _(u, W, a, k, mean, P, g_S, g_one, g_two):  # type: ignore[no-untyped-def]
+    return tuple(torch.empty_like(x) for x in (u, W, a, k, mean, P))
 
 
 def _keep(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]

@@ -30,7 +30,7 @@ from capsnet.kernels.threads import run
 
 @inner
 def _centre(u_hat, mean, at, count):
-    """d = û − μ, in the place of û."""
+    """d = û − μ, in place of û."""
     for x in range(0, count, LANES):
         store(u_hat, x, load(u_hat, x) - load(mean, at + x))
 

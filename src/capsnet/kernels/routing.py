@@ -1,7 +1,7 @@
-"""Dynamic routing (section 2, Procedure 1) without ever holding the votes: the twin of `capsnet.routing.dynamic`.
+"""Dynamic routing (section 2, Procedure 1) without storing the votes: the fast form of `capsnet.routing.dynamic`.
 
-Written the plain way routing is bound by memory: û for 128 MNIST images is 94 MB and is walked over a dozen times,
-forward and backward. Three observations take that away.
+The plain form is bound by memory: û for 128 MNIST images is 94 MB and is read a dozen times, forward and backward.
+Three observations avoid that.
 
 1. The logits need no storage. They only ever grow by agreement, b_ij ← b_ij + û_{j|i}·v_j, so before iteration t
 
@@ -26,18 +26,16 @@ The first iteration has V = 0 and uniform couplings.
 
 from __future__ import annotations
 
-import warnings
-from functools import cache
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from capsnet.kernels.once import differentiable_once
+from capsnet.kernels.dispatch import FEWEST_EXAMPLES
+from capsnet.kernels.operators import differentiable_once, optional
 from capsnet.kernels.routing_torch import OwnVotes, SharedVotes
 from capsnet.nn.functional import EPS, squash
 
-FEWEST = 8  # examples; the fused loops take sixteen at a time and win from half of that on
 MANY_UPPER = 24  # measured: at 10 upper capsules the fused loops are 3 times faster, at 50 SharedVotes is
 
 
@@ -59,43 +57,28 @@ class Votes(Protocol):
 def choose(u: Tensor, W: Tensor, leaky: bool) -> Votes:
     """The way to compute that suits shape and device.
 
-    The fused loops take sixteen examples at a time, so they want half of that, float32 and a CPU. With shared
-    transformations and many upper capsules `SharedVotes` does far less arithmetic: q times less, near enough.
+    The fused loops need a CPU, float32 and `FEWEST_EXAMPLES`, because they take sixteen at a time. With shared
+    transformations and many upper capsules `SharedVotes` does far less arithmetic: about q times less.
     """
     shared, many = W.shape[0] < u.shape[1], W.shape[1] >= MANY_UPPER
-    if u.device.type == "cpu" and u.dtype == torch.float32 and len(u) >= FEWEST and not (shared and many):
+    if u.device.type == "cpu" and u.dtype == torch.float32 and len(u) >= FEWEST_EXAMPLES and not (shared and many):
         fused = _fused()
         if fused is not None:
             return fused(u, W, leaky)
     return SharedVotes(u, W, leaky) if shared else OwnVotes(u, W, leaky)
 
 
-@cache
-def _fused() -> type[Votes] | None:
-    """The compiled loops; None if Numba is not installed or cannot compile them, which is reported once."""
-    try:
-        from capsnet.kernels.routing_numba import FusedVotes
+@optional("routing uses a slower implementation")
+def _fused() -> type[Votes]:
+    """The compiled loops, after one forward and backward pass."""
+    from capsnet.kernels.routing_numba import FusedVotes
 
-        _try_out(FusedVotes)
-    except Exception as error:  # a library we can do without must not stop anything, whatever its reasons
-        if not (isinstance(error, ModuleNotFoundError) and error.name == "numba"):
-            warnings.warn(
-                f"Numba is installed but does not work here, so routing uses a slower implementation: {error!r}",
-                RuntimeWarning,
-                stacklevel=2,
-            )
-        return None
-    return FusedVotes
-
-
-def _try_out(kind: type[Votes]) -> None:
-    """Forwards and backwards once with the smallest of votes, so that everything gets compiled."""
-    cpu = {"dtype": torch.float32, "device": "cpu"}
-    V = torch.ones(1, 1, 1, **cpu)  # type: ignore[call-overload]
-    votes = kind(V, V[None], False)
+    V = torch.ones(1, 1, 1, dtype=torch.float32, device="cpu")
+    votes = FusedVotes(V, V[None], False)
     votes.route(V)
     votes.pull(V, V, True)
     votes.gradients()
+    return FusedVotes
 
 
 def dynamic_routing(
@@ -161,13 +144,13 @@ def _squash_backward(s: Tensor, g_v: Tensor) -> Tensor:
 
 
 @_forward.register_fake
-def _(u: Tensor, W: Tensor, bias: Tensor | None, iterations: int, leaky: bool, detach: bool) -> tuple[Tensor, Tensor]:
+def _(u, W, bias, iterations, leaky, detach):  # type: ignore[no-untyped-def]
     b, (_, j, q, _) = u.shape[0], W.shape
     return u.new_empty(b, j, q), u.new_empty(iterations, b, j, q)
 
 
 @_backward.register_fake
-def _(g_v: Tensor, u: Tensor, W: Tensor, every_s: Tensor, leaky: bool, detach: bool) -> tuple[Tensor, Tensor, Tensor]:
+def _(g_v, u, W, every_s, leaky, detach):  # type: ignore[no-untyped-def]
     return u.new_empty(u.shape), W.new_empty(W.shape), every_s.new_empty(every_s.shape[2:])
 
 
@@ -195,7 +178,7 @@ differentiable_once(_backward, "routing")
 def attend(u: Tensor, W: Tensor, V: Tensor) -> Tensor:
     """s_j = Σ_i softmax_j(û_{j|i}·V_j) û_{j|i}: u (b, i, p), W (n, j, q, p), V (b, j, q) → (b, j, q).
 
-    This is one iteration of the above, with V as an input of its own. It can be differentiated once.
+    This is one iteration of the above, with V as an input. It can be differentiated once.
 
     >>> attend(torch.randn(2, 6, 8), torch.randn(6, 10, 16, 8), torch.randn(2, 10, 16)).shape
     torch.Size([2, 10, 16])
@@ -220,12 +203,12 @@ def _attend_backward(g_s: Tensor, u: Tensor, W: Tensor, V: Tensor) -> tuple[Tens
 
 
 @_attend.register_fake
-def _(u: Tensor, W: Tensor, V: Tensor) -> Tensor:
+def _(u, W, V):  # type: ignore[no-untyped-def]
     return torch.empty_like(V, memory_format=torch.contiguous_format)
 
 
 @_attend_backward.register_fake
-def _(g_s: Tensor, u: Tensor, W: Tensor, V: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _(g_s, u, W, V):  # type: ignore[no-untyped-def]
     return u.new_empty(u.shape), W.new_empty(W.shape), V.new_empty(V.shape)
 
 

@@ -1,7 +1,7 @@
 """The votes of `capsnet.kernels.routing` in plain PyTorch, for any device and dtype, without ever forming û.
 
-The agreement is û·V = u·(Wᵀ V), and what is sent up is Σ_i c û = Σ_i W (c u): matrix products with W instead of
-walks over û, on a few examples at a time, so that intermediate values stay in the cache.
+The agreement is û·V = u·(Wᵀ V), and the weighted sum of the votes is Σ_i c û = Σ_i W (c u): matrix products with W
+instead of passes over û, on a few examples at a time, so that intermediate values stay in the cache.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ GPU_BYTES = 512 << 20  # accelerators are faster with few large launches
 
 
 def couple(logits: Tensor, dim: int, leaky: bool) -> Tensor:
-    """softmax over the upper capsules; leaky: with one more logit, 0, that takes its share and is thrown away."""
+    """Softmax over the upper capsules; with `leaky`, one more logit of 0 takes a share that is dropped."""
     if not leaky:
         return logits.softmax(dim)
     top = logits.amax(dim, keepdim=True).clamp_min_(0)
@@ -25,7 +25,7 @@ def couple(logits: Tensor, dim: int, leaky: bool) -> Tensor:
 
 
 def couple_backward(c: Tensor, g_c: Tensor, dim: int) -> Tensor:
-    """δ = c (g_c − Σ_j c g_c); the same with a leak, whose share is among the rest that sums to one."""
+    """δ = c (g_c − Σ_j c g_c), also with a leak, whose gradient is zero."""
     return (g_c - (c * g_c).sum(dim, keepdim=True)).mul_(c)
 
 
@@ -116,8 +116,8 @@ class OwnVotes:
 class SharedVotes:
     """Transformations shared over the positions h of a grid, lower capsules lie as (h n), in chunks of the types n.
 
-    For one example and one type, all positions at once: the agreement is (h × p)·(p × j) with Wᵀ V, and what is
-    sent up is (p × h)·(h × j), so W is applied once a type and not once a position.
+    For one example and one type, all positions at once: the agreement is (h × p)·(p × j) with Wᵀ V, and the weighted
+    sum is (p × h)·(h × j), so W is applied once per type and not once per position.
     """
 
     def __init__(self, u: Tensor, W: Tensor, leaky: bool) -> None:
@@ -131,7 +131,7 @@ class SharedVotes:
 
     def route(self, V: Tensor | None) -> Tensor:
         if V is None:
-            # Σ_h u for every upper capsule alike
+            # Σ_h u, the same for every upper capsule
             total = self.u.sum(2).unsqueeze(2).expand(-1, -1, self.j, -1)
             return self._gather(total, slice(None)).mul_(self.uniform)
         s = torch.zeros_like(V)

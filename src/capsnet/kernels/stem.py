@@ -26,13 +26,13 @@ from capsnet.kernels.convolution import (
     to_output,
     window,
 )
-from capsnet.kernels.once import differentiable_once
+from capsnet.kernels.operators import differentiable_once
 from capsnet.kernels.private import relu_backward
 from capsnet.kernels.products import mm
 
 
 def _patches(x: Tensor, kernel: tuple[int, ...], strides: list[int], phase: Phase) -> Tensor:
-    """im2col, (positions of the phase · b, c·kh·kw + 1): its rows lie as the phase's image wants them.
+    """im2col, (positions of the phase · b, c·kh·kw + 1): its rows are in the order of the phase's image.
 
     The last column is ones, for the bias.
     """
@@ -83,16 +83,7 @@ def _stem(
 
 
 @_stem.register_fake
-def _(
-    x: Tensor,
-    weight1: Tensor,
-    bias1: Tensor | None,
-    weight2: Tensor,
-    bias2: Tensor | None,
-    strides: list[int],
-    precision: str,
-    keep: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
+def _(x, weight1, bias1, weight2, bias2, strides, precision, keep):  # type: ignore[no-untyped-def]
     out, c = _stem_out(x, weight1, weight2, strides), len(weight1)
     y = empty_output(x, x.shape[0], weight2.shape[0], out)
     sizes = phase_sizes((weight2.shape[2], weight2.shape[3]), strides[1], out, precision)
@@ -144,17 +135,7 @@ def _stem_backward(
 
 
 @_stem_backward.register_fake
-def _(
-    grad: Tensor,
-    x: Tensor,
-    weight1: Tensor,
-    weight2: Tensor,
-    hidden: Tensor,
-    flat: Tensor,
-    strides: list[int],
-    precision: str,
-    needs: list[bool],
-) -> tuple[Tensor, ...]:
+def _(grad, x, weight1, weight2, hidden, flat, strides, precision, needs):  # type: ignore[no-untyped-def]
     shapes = [x.shape, weight1.shape, weight1.shape[:1], weight2.shape, weight2.shape[:1]]
     return tuple(grad.new_empty(shape if need else 0) for shape, need in zip(shapes, needs, strict=True))
 
