@@ -161,8 +161,3 @@ def first_line(error: BaseException) -> str:
     """
     lines = str(error).splitlines() or [type(error).__name__]
     return lines[0].partition("] ")[2] or lines[0] if lines[0].startswith("[") else lines[0]
-
-
-def settings_of(group: Group) -> dict[str, Any]:
-    """What a record tells about the processes; nothing of a single one."""
-    return {"processes": group.size} if group.size > 1 else {}
