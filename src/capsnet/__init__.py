@@ -1,4 +1,4 @@
-"""Dynamic routing between capsules: correct, fast on an ordinary machine, and easy to look into.
+"""Dynamic routing between capsules: correct, fast on an ordinary machine, and easy to inspect.
 
 >>> import capsnet
 >>> model = capsnet.load("runs/demo")           # doctest: +SKIP

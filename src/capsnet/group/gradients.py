@@ -1,8 +1,8 @@
 """Gradients added over the processes while the backward pass still runs.
 
 The parameters, last layer first, fill buckets of about four megabytes. As soon as the backward pass has computed all
-gradients of a bucket, its sum over the processes starts in the background, and the backward pass goes on with the
-layers before it. So the network works while the processor computes, and only the last bucket has to be waited for.
+gradients of a bucket, its sum over the processes starts in the background, and the backward pass continues with the
+layers before it. So the network sends while the processor computes, and only the last bucket has to be waited for.
 
 `DistributedDataParallel` does the same, but it arranges its buckets anew after the first step. Then the order of a sum
 of three or more processes depends on when a run was started, and a run that was resumed would not end with the same

@@ -60,7 +60,7 @@ def take_part(launch: Launch, work: Callable[[], int]) -> int:
 
 
 def join(launch: Launch) -> tuple[Launch, Watch]:
-    """Meet the other processes; whoever does not come within the limit is named."""
+    """Meet the other processes; the error names those that do not arrive within the limit."""
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     limit = timedelta(seconds=launch.limit)
     longer = timedelta(days=7)  # the watch notices what is missing and knows names; patience has no limit
@@ -91,7 +91,7 @@ def meet(launch: Launch, store: dist.Store) -> tuple[int, int]:
     """The number of this attempt and how often the group was restarted, from rank 0.
 
     The store of torchrun outlives an attempt, and a machine counts only its own failures as restarts. So rank 0 numbers
-    the attempts, and every other process asks with a word of its own, because an older answer may still be there.
+    the attempts, and every other process asks with a unique word, because an older answer may still be there.
     """
     if not launch.rank:
         number = store.add("capsnet/attempts", 1)
@@ -130,7 +130,7 @@ def as_member(launch: Launch, watch: Watch, work: Callable[[], int], stderr: Tex
             code = work()
             group.doing = "the end"
             group.barrier()  # nobody leaves before the files are written
-            watch.ended.set()  # from now on, a process that is gone is no failure
+            watch.ended.set()  # from now on, the end of a process is not a failure
     except KeyboardInterrupt:
         return 130
     except Lost as error:

@@ -2,8 +2,8 @@
 
 A collective operation can only wait: it does not say for whom, and NCCL's does not even notice that a process has died.
 So a thread of each process looks at the store twice a second. There the first process that fails leaves its message,
-and every process writes how many operations it has entered. Whoever waits for longer than the limit reads from these
-numbers which processes have not arrived.
+and every process writes how many operations it has entered. A process that waits for longer than the limit reads from
+these numbers which others have not arrived.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Watch:
             self.since = None
 
     def look(self) -> None:
-        """Twice a second: tell how far this process is; stop it if the group has failed or somebody is missing."""
+        """Twice a second: tell how far this process is; stop it if the group has failed or a process is missing."""
         told = -1
         while not self.ended.wait(BEAT):
             try:
@@ -115,7 +115,7 @@ class Watch:
 
 
 def missing_text(places: dict[int, tuple[int, str, str]], entered: int, doing: str, limit: float) -> str:
-    """Who is missing, for somebody who has to find the machine.
+    """Which processes are missing, and on which machines.
 
     >>> missing_text({0: (7, "step 6", "ann"), 1: (3, "step 2", "bob")}, 7, "step 6", 600).partition(" Check")[0]
     'rank 1 on bob is missing: it has not reached step 6 within 600 s, and was last seen at step 2.'
@@ -141,7 +141,7 @@ def write_error(launch: Launch, message: str, final: bool) -> None:
         return
     extra = {"timestamp": str(int(time.time()))}
     report = {"message": {"message": message, "extraInfo": extra}, "capsnet": final}
-    with suppress(OSError):  # a full disk must not hide the reason from whoever reads the terminal
+    with suppress(OSError):  # a full disk must not hide the reason on the terminal
         launch.error_file.parent.mkdir(parents=True, exist_ok=True)
         launch.error_file.write_text(json.dumps(report))
 

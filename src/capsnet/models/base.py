@@ -56,7 +56,7 @@ class Losses(NamedTuple):
 
 
 class Divided(NamedTuple):
-    """A network cut where routing begins, for programs that route by themselves: the Lab without a server does."""
+    """A network divided where routing begins, for programs that route by themselves: the Lab without a server."""
 
     primary: Callable[[Tensor], tuple[Tensor, ...]]  # images → the primary capsules (b, i, p) of each branch
     branches: tuple[tuple[DenseCaps, ...], ...]  # the capsule layers after it
@@ -267,7 +267,7 @@ class Model(nn.Module):
 
 
 def publishing() -> Any:
-    """The module that stores models, imported by name because it knows models and they do not know it."""
+    """The module that stores models, imported by name, because it imports this one."""
     return import_module("capsnet.io.publish")
 
 

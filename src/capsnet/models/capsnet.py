@@ -149,7 +149,8 @@ class CapsNet(Model):
         parts.append(f"primary capsules: {c.primary_types} types of {c.primary_dim}-D on {self.grid[0]}×{self.grid[1]}")
         parts += [f"{number} capsules of {dim}-D" for number, dim in c.hidden_caps]
         parts.append(f"{c.num_classes} class capsules of {c.class_dim}-D, {c.routing.describe()}")
-        return " → ".join(parts + ["decoder " + ", ".join(map(str, c.decoder))] * bool(c.decoder))
+        parts += ["decoder " + ", ".join(map(str, c.decoder))] if c.decoder else []
+        return " → ".join(parts)
 
     def describe_stem(self) -> list[str]:
         return describe_stem(self.config, self.stem)

@@ -2,9 +2,9 @@
 
 Capsules lie on a grid, (b, h, w, types, dim), with activations (b, h, w, types) where a routing has its own. One set of
 transformations serves all positions, as in a convolution. A lower capsule belongs to several windows, and its couplings
-sum to one over ALL its parents, those at other positions too (`GridParents`); normalising each window by itself would
-count capsules at the border and in overlaps wrongly. `ConvCaps` routes a grid to a smaller grid and `ClassCaps` routes
-all of it to the class capsules.
+sum to one over ALL its parents, including those at other positions (`GridParents`); normalising each window separately
+would count capsules at the border and in overlaps wrongly. `ConvCaps` routes a grid to a smaller grid and `ClassCaps`
+routes all of it to the class capsules.
 
 Memory is bounded. Where a routing has a kernel for grids (`capsnet.kernels.grid`), votes are never stored. Otherwise
 examples are routed in chunks whose votes fit into `VOTE_BYTES`, and in training each chunk is recomputed in the
@@ -30,7 +30,7 @@ from capsnet.routing.base import Parents, Routed, Routing, Sizes, lower_activati
 from capsnet.routing.options import RoutingOptions
 
 VOTE_BYTES = 1 << 28  # of one chunk of examples
-UPPER_BYTES = 1 << 24  # of upper poses, from which on not even those of every iteration are kept for the backward pass
+UPPER_BYTES = 1 << 24  # of upper poses; above this, the backward pass recomputes those of every iteration, too
 
 
 class GridParents(Parents):
@@ -54,7 +54,7 @@ class GridParents(Parents):
         self.filled = filled.flatten()[self.cell]  # (o, k): whether there are capsules
 
     def windows(self) -> Any:
-        """The same for the kernels: the windows that see each cell."""
+        """The windows that see each cell, in the form that the kernels take."""
         return dispatch.windows_of(self.cell, self.filled, self.cells)
 
     def gather(self, per_child: Tensor) -> Tensor:
@@ -234,7 +234,7 @@ class ClassCaps(DenseCaps):
 
     The addition is a linear map: a pose is extended by its row and column, and the transformations by constants that
     carry them to the two entries. So any routing and its kernels work on such votes. The gate of self-routing, which is
-    a function of the pose, sees the position, too.
+    a function of the pose, sees the position as well.
 
     >>> stack = nn.Sequential(ConvCaps(8, 16, 4, 16, matrix=True, routing="em"),
     ...                       ClassCaps(4, 16, 5, 16, grid=(3, 3), matrix=True, routing="em"))
@@ -317,7 +317,7 @@ def extended_matrices(u: Tensor, W: Tensor, places: Tensor) -> tuple[Tensor, Ten
 
 
 def check_windows(kernel: int, stride: int, padding: int) -> None:
-    """Refuse windows that could lie in the padding altogether, or nowhere."""
+    """Refuse windows without a size, and padding that could fill a window."""
     if kernel < 1 or stride < 1 or not 0 <= padding < kernel:
         raise UserError(
             f"kernel and stride should be at least 1 and padding from 0 to kernel - 1, and they are {kernel}, "

@@ -2,10 +2,10 @@
 
 Two kinds of layers do not treat images one by one. Batch normalisation needs the mean and the variance over the batch,
 and dropout draws one mask for all of it. Where the batch of a training step is divided among processes, or computed in
-parts, `within` says which images this share contains; `batch_moments` then counts those of the other processes, too,
-and dropout takes its rows of the mask of the whole batch. The result is the one of a single process, up to rounding.
+parts, `within` says which images this share contains; `batch_moments` then includes those of the other processes,
+and dropout takes its rows of the mask of the whole batch. The result is that of a single process, up to rounding.
 
-Outside `within` every layer computes what PyTorch's own does, bit for bit.
+Outside `within`, every layer computes what PyTorch's layer computes, bit for bit.
 """
 
 from __future__ import annotations

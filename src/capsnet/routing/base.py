@@ -117,7 +117,7 @@ class Routing(nn.Module):
     def build(self, sizes: Sizes, *, device: torch.device | None = None, dtype: torch.dtype | None = None) -> None:
         """Called once by the layer that owns this algorithm. Subclasses with parameters create them here."""
         if self.sizes is not None:
-            raise UserError(f"this {self.name} routing already belongs to a layer: give each layer one of its own.")
+            raise UserError(f"this {self.name} routing already belongs to a layer: give each layer its own.")
         self.sizes = sizes
 
     def check_built(self) -> None:

@@ -45,7 +45,7 @@ from capsnet.routing.gaussian import GaussianRouting, Moments
 from capsnet.routing.options import IterativeOptions
 
 FLOOR = 0.03  # added to variances
-NOBODY = 1e-8  # a parent that receives no more than this has no mean of its own
+NOBODY = 1e-8  # added to S_j: the mean of a parent that receives nothing would be 0/0
 DIMENSIONS = 16  # of the paper's poses
 LENGTH = 0.3  # typical length of a lower pose before training; only the initial β_u depends on it
 

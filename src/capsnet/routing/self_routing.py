@@ -6,9 +6,9 @@ One pass without any agreement: each lower capsule decides by itself, from its o
     a_j  = Σ_i a_i c_ij / Σ_i a_i                             the activation
     v_j  = Σ_i a_i c_ij û_{j|i} / Σ_i a_i c_ij                the pose: a weighted mean of the votes, no squash
 
-It is the control for the question whether it is the agreement that helps, or just the gating. The activations of all
-upper capsules sum to 1: the classes of a multi-label image share that 1, and a layer with a single upper capsule is
-refused, because its activation would always be 1.
+It is the control that shows whether agreement helps, or gating alone. The activations of all upper capsules sum to 1:
+the classes of a multi-label image share that 1, and a layer with a single upper capsule is refused, because its
+activation would always be 1.
 
 Deviations: an epsilon in both denominators, for lower capsules that are all silent. Lower activations are the lengths
 of the poses, at most 1, where the layer below has none of its own; the paper's first layer predicts them by a

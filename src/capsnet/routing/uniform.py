@@ -1,4 +1,4 @@
-"""Uniform couplings: no routing at all, the control against which every algorithm has to win.
+"""Uniform couplings: no routing at all, the control that every algorithm has to beat.
 
     c_ij = 1/J        s_j = Σ_i c_ij û_{j|i}        v_j = squash(s_j)
 

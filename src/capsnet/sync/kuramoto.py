@@ -7,7 +7,7 @@ learnt value and moves K steps:
 
     φ_d(x) ← φ_d(x) + γ Σ_{c, δ} J_dc(δ) m_c(x + δ) sin(φ_c(x + δ) − φ_d(x))
 
-Units with a positive coupling J fall into phase, those with a negative one out of phase, and silent units pull nobody.
+Units with a positive coupling J fall into phase, those with a negative one out of phase; silent units have no effect.
 The sum is one convolution of m cos φ and m sin φ with the kernel J, because
 
     Σ J m sin(φ' − φ) = cos φ · (J ★ m sin φ) − sin φ · (J ★ m cos φ)
