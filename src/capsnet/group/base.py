@@ -75,7 +75,7 @@ class Group:
         """Whether any process wishes something, such as to stop, known to all of them after the same step."""
         return wishes
 
-    def barrier(self, patient: bool = False) -> None:
+    def barrier(self) -> None:
         """Wait until all processes are here."""
 
     def gradients(self, parameters: Sequence[nn.Parameter]) -> Any:

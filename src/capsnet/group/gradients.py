@@ -48,14 +48,14 @@ class Bucket:
             view.zero_() if p.grad is None else view.copy_(p.grad)
 
 
-def in_buckets(parameters: Sequence[nn.Parameter], limit: int = BUCKET) -> list[Bucket]:
+def in_buckets(parameters: Sequence[nn.Parameter]) -> list[Bucket]:
     """The parameters in buckets, last first; the parameters of a bucket have one dtype and one device."""
     groups: list[list[nn.Parameter]] = []
     room = 0
     for p in reversed(parameters):
         if not groups or room < p.nbytes or (p.dtype, p.device) != (groups[-1][0].dtype, groups[-1][0].device):
             groups.append([])
-            room = limit
+            room = BUCKET
         groups[-1].append(p)
         room -= p.nbytes
     return [Bucket(group) for group in groups]

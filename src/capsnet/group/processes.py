@@ -39,11 +39,11 @@ class Processes(Group):
     # ---- Operations ----
 
     @contextmanager
-    def waiting(self, doing: str = "", patient: bool = False) -> Iterator[None]:
+    def waiting(self, patient: bool = False) -> Iterator[None]:
         """What happens inside waits for the other processes."""
         began = time.perf_counter()
         try:
-            with self.watch.waiting(doing or self.doing, patient), self.connected():
+            with self.watch.waiting(self.doing, patient), self.connected():
                 yield
         finally:
             self.waited += time.perf_counter() - began
@@ -74,9 +74,9 @@ class Processes(Group):
         self.count(tensor)
         return torch.stack(found)
 
-    def sent(self, tensor: Tensor, doing: str = "", patient: bool = False) -> Tensor:
+    def sent(self, tensor: Tensor, patient: bool = False) -> Tensor:
         """The tensor of rank 0, in place."""
-        with self.waiting(doing, patient):
+        with self.waiting(patient):
             dist.broadcast(tensor, 0)
         return tensor
 
@@ -145,8 +145,8 @@ class Processes(Group):
         self.granted = [votes > 0 for votes in sums[len(values) :]]
         return sums[: len(values)]
 
-    def barrier(self, patient: bool = False) -> None:
-        with self.waiting(patient=patient):
+    def barrier(self) -> None:
+        with self.waiting():
             dist.all_reduce(torch.zeros(1))
 
     def gradients(self, parameters: Sequence[nn.Parameter]) -> Gradients:
