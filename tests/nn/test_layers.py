@@ -296,9 +296,10 @@ def test_a_grid_with_other_types_than_those_that_share_transformations_is_refuse
         DenseCaps(32, 8, 10, 16, shared=4)(torch.zeros(2, 2, 2, 8, 8))
 
 
-def test_sharing_over_types_that_do_not_divide_the_capsules_is_refused() -> None:
-    with pytest.raises(UserError, match=r"over 32 capsule types, but 100 lower capsules"):
-        DenseCaps(100, 8, 10, 16, shared=32)
+@pytest.mark.parametrize("shared", [32, 0, -4])
+def test_sharing_over_types_that_do_not_divide_the_capsules_is_refused(shared: int) -> None:
+    with pytest.raises(UserError, match=rf"over {shared} capsule types, but 100 lower capsules"):
+        DenseCaps(100, 8, 10, 16, shared=shared)
 
 
 def test_an_unknown_routing_is_refused_when_the_layer_is_made() -> None:

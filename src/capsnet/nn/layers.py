@@ -178,7 +178,7 @@ class DenseCaps(nn.Module):
     ) -> None:
         super().__init__()
         self.normalise = normalise
-        if shared is not None and lower % shared:
+        if shared is not None and (shared < 1 or lower % shared):
             raise UserError(
                 f"DenseCaps shares transformations over {shared} capsule types, but {lower} lower capsules are not a "
                 f"multiple of {shared}: set shared to the types of PrimaryCaps."
