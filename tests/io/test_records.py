@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from capsnet.errors import UserError
 from capsnet.io import zoo
 from capsnet.io.records import Certificate
+from capsnet.records import from_json
 
 RESULTS = Path(__file__).resolve().parent.parent.parent / "results"
 
@@ -35,6 +38,17 @@ def test_every_certificate_in_the_repository_is_written_as_it_was_read() -> None
 
 def test_keys_of_other_versions_are_kept() -> None:
     assert Certificate.from_json({"seconds": 1, "tomorrow": [1]}).to_json()["tomorrow"] == [1]
+
+
+@dataclass(frozen=True)
+class OfAPlugin:
+    sizes: list[int] = field(default_factory=list)
+    words: list = field(default_factory=list)
+    anything: Any = None
+
+
+def test_fields_of_types_that_the_package_does_not_use_are_read_unchecked() -> None:
+    assert from_json(OfAPlugin, {"sizes": [1], "words": ["a"], "anything": 2}) == OfAPlugin((1,), ("a",), 2)  # type: ignore[arg-type]
 
 
 def test_a_damaged_certificate_is_refused_or_replaced_by_an_empty_one() -> None:
