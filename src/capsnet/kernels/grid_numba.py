@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from capsnet.kernels.lanes import LANES, compiled, exp, f4, fma, inner, larger, load, scratch, splat, spread, store
+from capsnet.kernels.lanes import LANES, compiled, f4, fma, inner, load, scratch, softmax, splat, spread, store
 from capsnet.kernels.routing_numba import JOBS, _flat, _parts
 from capsnet.kernels.threads import run
 
@@ -101,22 +101,6 @@ def _agrees(d, at, V, V_at, js, q, R, R_at):
             at += 2 * LANES
             V_at += 2 * LANES
         store(R, R_at + j * LANES, total + other)
-
-
-@inner
-def _softmax(R, count):
-    """R over all parents of one lower capsule, in place of the logits."""
-    top = splat(f4(-np.inf))
-    for x in range(0, count, LANES):
-        top = larger(top, load(R, x))
-    total = splat(f4(0.0))
-    for x in range(0, count, LANES):
-        share = exp(load(R, x) - top)
-        store(R, x, share)
-        total = total + share
-    scale = splat(f4(1.0)) / total
-    for x in range(0, count, LANES):
-        store(R, x, load(R, x) * scale)
 
 
 @inner
@@ -280,7 +264,7 @@ def _respond(place, n, ns, begin, count, tile, u, W, k, mean, P, window, block, 
         else:
             _centred(d, e * span, mean, o * span, span)
             _fits(d, e * span, k, o * js * LANES, P, o * span, js, q, R, e * js * LANES)
-    _softmax(R, count * js * LANES)
+    softmax(R, count * js * LANES, False)  # over all parents of the lower capsule
 
 
 @compiled

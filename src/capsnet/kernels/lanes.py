@@ -210,6 +210,22 @@ def exp(x):
 
 
 @inner
+def softmax(x, count, leaky):
+    """The softmax of x[:count], in place of the logits; if leaky, one more logit of 0 takes a share that is dropped."""
+    top = splat(f4(0.0 if leaky else -np.inf))
+    for k in range(0, count, LANES):
+        top = larger(top, load(x, k))
+    total = exp(splat(f4(0.0)) - top) if leaky else splat(f4(0.0))
+    for k in range(0, count, LANES):
+        share = exp(load(x, k) - top)
+        store(x, k, share)
+        total = total + share
+    scale = splat(f4(1.0)) / total
+    for k in range(0, count, LANES):
+        store(x, k, load(x, k) * scale)
+
+
+@inner
 def scratch(size):
     """Zeros that start on a cache line: a vector across two lines takes twice as long to load."""
     room = np.zeros(size + LANES, f4)

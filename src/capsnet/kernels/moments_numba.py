@@ -9,11 +9,10 @@ are formed in the first-level cache and turned into deviations d = û − μ fro
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from capsnet.kernels.lanes import LANES, compiled, copy, exp, f4, fma, inner, larger, load, scratch, splat, store
+from capsnet.kernels.lanes import LANES, compiled, copy, f4, fma, inner, load, scratch, softmax, splat, store
 from capsnet.kernels.routing_numba import (
     BLOCK,
     HELD,
@@ -38,23 +37,13 @@ def _centre(u_hat, mean, at, count):
 @inner
 def _respond(d, k, k_at, P, at, js, q, R):
     """R = softmax over j of k_j − ½ Σ_q P d²."""
-    top = splat(f4(-np.inf))
     for j in range(js):
         total = splat(f4(0.0))
         for x in range(j * q * LANES, (j + 1) * q * LANES, LANES):
             value = load(d, x)
             total = fma(load(P, at + x), value * value, total)
-        logit = fma(splat(f4(-0.5)), total, load(k, k_at + j * LANES))
-        store(R, j * LANES, logit)
-        top = larger(top, logit)
-    total = splat(f4(0.0))
-    for j in range(js):
-        share = exp(load(R, j * LANES) - top)
-        store(R, j * LANES, share)
-        total = total + share
-    scale = splat(f4(1.0)) / total
-    for j in range(js):
-        store(R, j * LANES, load(R, j * LANES) * scale)
+        store(R, j * LANES, fma(splat(f4(-0.5)), total, load(k, k_at + j * LANES)))
+    softmax(R, js * LANES, False)
 
 
 @compiled

@@ -31,13 +31,12 @@ from capsnet.kernels.lanes import (
     add_totals,
     compiled,
     copy,
-    exp,
     f4,
     fma,
     inner,
-    larger,
     load,
     scratch,
+    softmax,
     splat,
     spread,
     store,
@@ -101,19 +100,9 @@ def _agree(u_hat, j, q, V, V_at):
 @inner
 def _couple(u_hat, V, V_at, js, q, leaky, c):
     """c = softmax over j of û_j · V_j, with one more logit 0 where it is leaky."""
-    top = splat(f4(0.0 if leaky else -np.inf))
     for j in range(js):
-        logit = _agree(u_hat, j, q, V, V_at)
-        store(c, j * LANES, logit)
-        top = larger(top, logit)
-    total = exp(splat(f4(0.0)) - top) if leaky else splat(f4(0.0))
-    for j in range(js):
-        share = exp(load(c, j * LANES) - top)
-        store(c, j * LANES, share)
-        total = total + share
-    scale = splat(f4(1.0)) / total
-    for j in range(js):
-        store(c, j * LANES, load(c, j * LANES) * scale)
+        store(c, j * LANES, _agree(u_hat, j, q, V, V_at))
+    softmax(c, js * LANES, leaky)
 
 
 @inner
