@@ -149,7 +149,7 @@ def test_create_model_adapts_a_preset_to_the_data() -> None:
     [
         (replace(TINY, image_shape=(1, 4, 12)), "4×12 px is too small"),
         (replace(TINY, stem_kernels=(3, 3)), "one number for each convolution"),
-        (replace(TINY_CNN, image_shape=(1, 1, 12)), "too small"),
+        (replace(TINY_CNN, image_shape=(1, 1, 12)), "1×12 px is too small"),
         (replace(TINY_CNN, kernels=(3,)), "one number for each convolution"),
         (replace(TINY_CNN, kernels=(3, 4)), "use an odd one"),
     ],

@@ -50,9 +50,8 @@ class CNN(Model):
                 features.append(nn.MaxPool2d(pool))
             channels, height, width = out, height // pool, width // pool
         if min(height, width) < 1:
-            raise UserError(
-                f"an image of {config.image_shape[1:]} px is too small for this pooling: use larger images."
-            )
+            size = "×".join(map(str, config.image_shape[1:]))
+            raise UserError(f"an image of {size} px is too small for this pooling: use larger images.")
         self.features = nn.Sequential(*features)
         head: list[nn.Module] = []
         width_before = channels * height * width

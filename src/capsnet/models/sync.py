@@ -78,9 +78,8 @@ class SyncConfig(ModelConfig):
         if even := [size for size in (self.kernel, *self.kernels) if size % 2 == 0]:
             raise UserError(f"a kernel of {even[0]} positions has no centre: use an odd number.")
         if min(self.image_shape[1:]) < FILTER:
-            raise UserError(
-                f"a sync network needs images of at least {FILTER}×{FILTER} px, not {self.image_shape[1:]}."
-            )
+            size = "×".join(map(str, self.image_shape[1:]))
+            raise UserError(f"a sync network needs images of at least {FILTER}×{FILTER} px, not {size}.")
         if self.guidance and not self.phases:
             raise UserError("guidance acts on phases: leave it at 0 where phases is False.")
 
