@@ -141,8 +141,9 @@ def test_a_file_that_contradicts_itself_is_refused(tmp_path: Path, change: Calla
 
 def test_a_file_of_another_format_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "other.safetensors"
-    safetensors.torch.save_file({"x": torch.ones(1)}, path)
-    assert "not a checkpoint of format 2" in refusal(path)
+    for metadata in ({}, {"capsnet": "1", "record": "{}"}):
+        safetensors.torch.save_file({"x": torch.ones(1)}, path, metadata)
+        assert "not a checkpoint of format 2" in refusal(path)
 
 
 def test_a_file_or_folder_that_is_not_there_is_named(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Models by name, and configs of format 1, which upgrade to what they meant."""
+"""Models by name, and old records of configs, which upgrade to what they meant."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import safetensors
 import torch
 from torch import Tensor, nn
 
@@ -23,7 +22,7 @@ from capsnet.routing import DynamicOptions
 from capsnet.train.records import from_dict
 from tiny_models import TINY, TINY_CNN
 
-FORMAT_1 = {
+OLD = {
     "kind": "capsnet", "image_shape": [3, 20, 24], "num_classes": 7, "stem_channels": [8, 12], "stem_kernels": [5, 3],
     "stem_strides": [2, 1], "stem_norm": True, "primary_types": 4, "primary_dim": 6, "primary_kernel": 3,
     "primary_stride": 1, "primary_factor": True, "hidden_caps": [[5, 4]], "class_dim": 12, "routing": "dynamic",
@@ -55,40 +54,28 @@ def test_every_kind_of_network_has_a_tiny_one_of_its_kind(kind: str, side: int) 
     assert build(small)(torch.rand(2, 1, side, side)).activations.shape == (2, 10)
 
 
-def test_a_capsule_network_of_format_1_becomes_what_it_was() -> None:
-    assert model_from_dict(FORMAT_1) == UPGRADED
+def test_a_capsule_network_of_an_old_record_becomes_what_it_was() -> None:
+    assert model_from_dict(OLD) == UPGRADED
 
 
-def test_branches_of_format_1_become_a_model_of_their_own() -> None:
-    found = model_from_dict(FORMAT_1 | {"branches": 2, "trunk": 1, "hidden_caps": []})
+def test_branches_of_an_old_record_become_a_model_of_their_own() -> None:
+    found = model_from_dict(OLD | {"branches": 2, "trunk": 1, "hidden_caps": []})
     assert found == BranchedConfig(**vars(replace(UPGRADED, hidden_caps=())), branches=2, trunk=1)
-    assert model_from_dict(FORMAT_1 | {"branches": 1, "trunk": 0}) == UPGRADED
+    assert model_from_dict(OLD | {"branches": 1, "trunk": 0}) == UPGRADED
 
 
-def test_what_format_1_left_out_has_its_default() -> None:
-    old = {name: value for name, value in FORMAT_1.items() if name not in ("kind", "detach", "iterations")}
+def test_what_an_old_record_left_out_has_its_default() -> None:
+    old = {name: value for name, value in OLD.items() if name not in ("kind", "detach", "iterations")}
     assert model_from_dict(old) == replace(UPGRADED, routing=DynamicOptions(leaky=True, bias=True))
 
 
 @pytest.mark.parametrize(("cnn", "kind"), [("entropy", "auto"), ("margin", "margin")])
-def test_the_loss_of_a_cnn_of_format_1_is_kept(cnn: str, kind: str) -> None:
+def test_the_loss_of_a_cnn_of_an_old_record_is_kept(cnn: str, kind: str) -> None:
     record = zoo.card("expanded-cnn").config
     record["loss"]["cnn"] = cnn
     assert from_dict(record).loss.kind == kind
-    record["model"] = FORMAT_1  # of a capsule network the field meant nothing
+    record["model"] = OLD  # of a capsule network the field meant nothing
     assert from_dict(record).loss.kind == "auto"
-
-
-@pytest.mark.parametrize("name", sorted({*zoo.names()} - {"best-mnist", "efficient-mnist"}))
-def test_a_file_of_format_1_loads_with_every_number_as_it_was(name: str) -> None:
-    with safetensors.safe_open(zoo.weight_file(name), framework="pt") as file:
-        assert file.metadata()["capsnet"] == "1"
-        stored = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-    state = capsnet.load(name).state_dict()
-    for key, tensor in stored.items():
-        new = state.pop(key.replace("caps.0.bias", "caps.0.routing.bias"))
-        assert torch.equal(new, tensor.to(new.dtype))
-    assert not state
 
 
 @dataclass(frozen=True)

@@ -986,29 +986,6 @@ def test_a_run_with_a_parameter_without_a_gradient_resumes_bit_identically(
     assert same(weights(tmp_path / "whole"), weights(tmp_path / "parts"))
 
 
-def test_a_state_that_numbers_its_parameters_is_still_resumed(toys: Splits, tmp_path: Path) -> None:
-    config = toy_config(model=replace(TINY, routing=options_for("dynamic", bias=True)))
-    run = loop.start(config, tmp_path / "run")
-    with pytest.raises(KeyboardInterrupt):
-        loop.loop(run, [], lambda: run.step >= 3)
-    run.lock.release()
-    file = run.folder / checkpoint.STATE_FILE
-    tensors, record = checkpoint.read_tensors(file)
-    names = [name for name, _ in run.model.named_parameters()]
-    numbered = sorted(names, key=lambda name: run.model.get_parameter(name).dim() <= 1)  # as version 0.1 wrote it
-    for k, name in enumerate(numbered):
-        for moment in ("step", "exp_avg", "exp_avg_sq"):
-            tensors[f"optimizer.{k}/{moment}"] = tensors.pop(f"optimizer.{name}/{moment}")
-    checkpoint.write_tensors(file, tensors, record)
-    resumed = loop.resume(run.folder)
-    assert same(resumed.tensors(), run.tensors())
-
-
-def test_metrics_of_an_earlier_version_are_read_by_their_new_names(tmp_path: Path) -> None:
-    (tmp_path / runs.METRICS_FILE).write_text('{"kind": "train", "step": 20, "loss": 0.5, "margin": 0.4}\n')
-    assert runs.read_metrics(tmp_path) == [{"kind": "train", "step": 20, "loss": 0.5, "classification": 0.4}]
-
-
 def test_a_signal_that_is_sent_twice_in_a_row_ends_the_training_between_steps(monkeypatch):
     """`timeout` signals the process and then its group: the second may not break off the step or the checkpoint."""
     with loop.stop_between_steps() as requested:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import platform
-import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,6 @@ from capsnet.models.registry import MODELS, build, model_from_dict, model_to_dic
 from capsnet.routing.base import ROUTINGS
 
 FORMAT = "2"
-READABLE = ("1", FORMAT)
 MODEL_FILE = "model.safetensors"
 STATE_FILE = "state.safetensors"
 
@@ -66,18 +64,9 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         if path.suffix.lower() in (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp"):
             raise UserError(f"{path} is an image, not a model: give the model first, then the images.") from None
         raise UserError(f"{path} is damaged or incomplete ({error}): restore it, or train again.") from None
-    if metadata.get("capsnet") not in READABLE or not isinstance(record, dict):
+    if metadata.get("capsnet") != FORMAT or not isinstance(record, dict):
         raise UserError(f"{path} is not a checkpoint of format {FORMAT}, which this version of capsnet reads.")
-    return {upgraded(name): tensor for name, tensor in tensors.items()}, record
-
-
-def upgraded(name: str) -> str:
-    """A tensor's name in format 2: in format 1 the bias of routing belonged to the layer.
-
-    >>> upgraded("caps.0.bias"), upgraded("model/caps.1.bias"), upgraded("stem.0.bias")
-    ('caps.0.routing.bias', 'model/caps.1.routing.bias', 'stem.0.bias')
-    """
-    return re.sub(r"\bcaps\.(\d+)\.bias$", r"caps.\1.routing.bias", name)
+    return tensors, record
 
 
 def save_model(path: Path, model: Model, certificate: Certificate) -> None:

@@ -78,7 +78,7 @@ def model_to_dict(config: ModelConfig) -> dict[str, Any]:
 
 
 def model_from_dict(record: dict[str, Any]) -> ModelConfig:
-    """A model's config back from JSON; records of format 1 are upgraded."""
+    """A model's config back from JSON; old records are upgraded."""
     parts = upgrade(record)
     config = MODELS.get(str(parts.pop("kind", ""))).Config
     if isinstance(routing := parts.get("routing"), dict):
@@ -88,7 +88,10 @@ def model_from_dict(record: dict[str, Any]) -> ModelConfig:
 
 
 def upgrade(record: dict[str, Any]) -> dict[str, Any]:
-    """A record of format 1, which had the options of dynamic routing and branches among a capsule network's fields."""
+    """An old record, with the options of dynamic routing and branches among a capsule network's fields, as it is today.
+
+    Results and birth certificates keep the config that they were written with.
+    """
     parts = {"kind": "capsnet", **record}
     if parts["kind"] != "capsnet" or isinstance(parts.get("routing"), dict):
         return parts

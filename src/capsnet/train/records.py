@@ -32,7 +32,7 @@ def from_dict(record: dict[str, Any], what: str = "this training") -> Config:
         raise UserError(f"the file's Config has no {missing[0]}: the file is damaged, or not a config.")
     parts["model"] = model_from_dict(record["model"])
     loss = dict(record["loss"])
-    if (kind := loss.pop("cnn", "entropy")) == "margin" and parts["model"].kind == "cnn":  # of format 1
+    if (kind := loss.pop("cnn", "entropy")) == "margin" and parts["model"].kind == "cnn":  # old records
         loss["kind"] = kind
     parts["loss"] = from_json(LossConfig, loss)
     parts["augment"] = from_json(Augment, record["augment"])

@@ -28,7 +28,6 @@ from capsnet.train.records import to_dict
 
 CONFIG_FILE = "config.json"
 METRICS_FILE = "metrics.jsonl"
-RENAMED = {"margin": "classification"}  # of metrics: the name of earlier versions → the name
 KEPT = {"step": int, "seconds": float, "best_error": float, "best_epoch": float}  # the scalars of a state
 
 
@@ -71,15 +70,14 @@ def append_metrics(folder: Path, record: dict[str, Any]) -> None:
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """The records of metrics.jsonl; a truncated last line is ignored, and names of earlier versions are replaced."""
+    """The records of metrics.jsonl; a truncated last line is ignored."""
     path = folder / METRICS_FILE
     records = []
     for line in path.read_text(errors="replace").splitlines() if path.exists() else []:
         try:
-            record = json.loads(line)
+            records.append(json.loads(line))
         except ValueError:
             break
-        records.append({RENAMED.get(name, name): value for name, value in record.items()})
     return records
 
 
@@ -184,8 +182,7 @@ class Run:
         for name, value in check_state(state, self.steps, file).items():
             setattr(self, name, value)
         groups: dict[str, dict[str, Tensor]] = {}
-        named = self.with_named_moments(tensors)
-        for name, tensor in checkpoint.fit(named, self.expected_tensors(), file).items():
+        for name, tensor in checkpoint.fit(tensors, self.expected_tensors(), file).items():
             group, _, key = name.partition("/")
             groups.setdefault(group, {})[key] = tensor
         self.model.load_state_dict(groups.pop("model"))
@@ -193,14 +190,6 @@ class Run:
         self.best = groups.pop("best", {})
         moments = [groups[f"optimizer.{name}"] for name in self.learnt()] if groups else []
         self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": dict(enumerate(moments))})
-
-    def with_named_moments(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """A checkpoint that numbers the optimiser's parameters, weights first, with their names instead."""
-        learnt = [(name, p) for name, p in self.model.named_parameters() if name in self.learnt()]
-        weights_first = sorted(learnt, key=lambda each: each[1].dim() <= 1)
-        numbers = {f"optimizer.{k}": f"optimizer.{name}" for k, (name, _) in enumerate(weights_first)}
-        parts = {name: name.partition("/") for name in tensors}
-        return {f"{numbers.get(group, group)}/{key}": tensors[name] for name, (group, _, key) in parts.items()}
 
     def averaged_model(self) -> Model:
         """The current model, with averaged weights if they are averaged."""
