@@ -185,6 +185,20 @@ def test_what_cannot_be_fetched_is_said_in_a_sentence(server: Server, tmp_path: 
     assert "write hf-hub:user/name" in strange
 
 
+def test_without_a_connection_it_is_said_in_a_sentence(server: Server, tmp_path: Path) -> None:
+    server.server_close()
+    tiny().save_pretrained(tmp_path / "tiny")
+    code = (
+        "import capsnet\n"
+        "for reach, name in ((capsnet.load, 'hf-hub:me/digits'), (capsnet.load('tiny').push_to_hub, 'me/digits')):\n"
+        "    try: reach(name)\n"
+        "    except capsnet.UserError as error: print(error)\n"
+    )
+    down, up = run(code, server, tmp_path).splitlines()
+    assert "cannot be downloaded" in down
+    assert "cannot be uploaded" in up
+
+
 def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(UserError, match=r"pip install 'capsnet\[hub\]'"):

@@ -35,13 +35,15 @@ def download(name: str) -> Path:
     try:
         check_size(hub, repository, revision or None)
         return Path(hub.hf_hub_download(repository, WEIGHTS, revision=revision or None))
+    except UserError:
+        raise
     except hub.errors.HFValidationError:
         raise UserError(f"'{name}' is not a model on a hub: write {PREFIX}user/name.") from None
     except hub.errors.EntryNotFoundError:
         raise UserError(f"{name} has no {WEIGHTS}: it was not saved by capsnet.") from None
     except hub.errors.RepositoryNotFoundError:
         raise UserError(f"there is no {name} on the hub, or it is private: check the name, or log in.") from None
-    except (hub.errors.HfHubHTTPError, OSError) as error:
+    except Exception as error:  # without a connection, that of whichever HTTP library huggingface_hub uses
         raise UserError(f"{name} cannot be downloaded ({first_line(error)}): check your connection.") from None
 
 

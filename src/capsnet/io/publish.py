@@ -60,7 +60,9 @@ def push(model: Model, repo_id: str, **options: Any) -> str:
         return str(Published().push_to_hub(repo_id, **options))
     except library.errors.HFValidationError:
         raise UserError(f"'{repo_id}' is not a name on a hub: write user/name.") from None
-    except (library.errors.HfHubHTTPError, OSError) as error:
+    except UserError:
+        raise
+    except Exception as error:  # without a connection, that of whichever HTTP library huggingface_hub uses
         raise UserError(
             f"{repo_id} cannot be uploaded ({hub.first_line(error)}): log in with `hf auth login`."
         ) from None
