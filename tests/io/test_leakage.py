@@ -11,7 +11,7 @@ import pytest
 from capsnet.data import parse
 from capsnet.data.registry import same_images
 from capsnet.errors import UserError
-from capsnet.io import checkpoint
+from capsnet.io import checkpoint, hub
 from capsnet.io.leakage import check_unseen
 from capsnet.io.records import Certificate
 from capsnet.models.config import CapsNetConfig
@@ -39,6 +39,12 @@ def test_a_model_with_another_split_of_the_same_images_is_refused(role: str, tmp
         with pytest.raises(UserError, match=r"trained on images that would be held out.*--seed 0"):
             check_unseen(replace(CONFIG, **{role: model}, **change))
     check_unseen(replace(CONFIG, **{role: model}, data="fashion-mnist", seed=7))
+
+
+def test_a_model_on_the_hub_is_checked_like_any_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub, "download", lambda name: Path(trained(tmp_path / "model.safetensors")))
+    with pytest.raises(UserError, match="hf-hub:me/digits was trained on images that would be held out"):
+        check_unseen(replace(CONFIG, init="hf-hub:me/digits", seed=7))
 
 
 def test_models_before_a_model_count_too(tmp_path: Path) -> None:

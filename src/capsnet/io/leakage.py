@@ -14,7 +14,7 @@ from capsnet.data import load, parse
 from capsnet.data.registry import same_images
 from capsnet.data.splits import fingerprint
 from capsnet.errors import UserError
-from capsnet.io import checkpoint, zoo
+from capsnet.io import checkpoint, hub, zoo
 from capsnet.io.records import Certificate
 from capsnet.notice import say
 from capsnet.train.config import Config
@@ -30,7 +30,8 @@ def check_unseen(config: Config, strict: bool = True) -> None:
     """
     names = [config.init, config.teacher]
     for name in names:  # grows by the models before each model, as far as they still exist
-        if name and (zoo.is_shipped(name) or Path(name).exists()):
+        given_from_hub = hub.is_hub_name(name) and name in (config.init, config.teacher)
+        if name and (given_from_hub or zoo.is_shipped(name) or Path(name).exists()):
             birth = checkpoint.birth_of(name)
             names += {birth.config.get("init", ""), birth.config.get("teacher", "")} - {*names}
             if problem := leak(name, birth, config):
