@@ -100,6 +100,13 @@ def test_a_training_learns_and_writes_model_metrics_and_results(toys: Splits, tm
     assert not (tmp_path / "run" / checkpoint.STATE_FILE).exists()
 
 
+def test_images_per_second_count_images_and_not_the_batch_that_was_asked_for(toys: Splits, tmp_path: Path) -> None:
+    run = loop.assemble(toy_config(batch_size=480), tmp_path, toys)  # of 48 images
+    run.step, run.seconds = 3, 2.0
+    losses = Losses(*[torch.zeros(())] * 3)
+    assert loop.step_record(run, losses)["images_per_second"] == 72
+
+
 def test_a_seed_fixes_every_weight_and_another_seed_does_not(toys: Splits, tmp_path: Path) -> None:
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
         loop.train(loop.start(toy_config(seed=seed, epochs=1), tmp_path / name))

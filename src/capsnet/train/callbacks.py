@@ -49,7 +49,7 @@ class TrainingBar(Watcher):
 
     def stepped(self, run: Run, record: dict[str, Any]) -> None:
         first, since = self.began
-        rate = (run.step - first) * run.config.batch_size / max(time.monotonic() - since, 1e-9)
+        rate = (run.step - first) * run.batches.batch_size / max(time.monotonic() - since, 1e-9)
         last = math.ceil(run.config.epochs)
         epoch = min(int(run.epoch) + 1, last)
         self.progress.update(
@@ -58,7 +58,7 @@ class TrainingBar(Watcher):
         )  # fmt: skip
         if self.progress.disable and time.monotonic() - self.logged > LOG_SECONDS:
             self.logged = time.monotonic()
-            left = (run.steps - run.step) * run.config.batch_size / max(rate, 1e-9)
+            left = (run.steps - run.step) * run.batches.batch_size / max(rate, 1e-9)
             say(
                 f"epoch {epoch}/{last}, step {run.step}/{run.steps}, loss {record['loss']:.4f}, "
                 f"{rate:,.0f} images/s, {clock(left)} left"

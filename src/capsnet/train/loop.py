@@ -364,7 +364,7 @@ def stopped_early(run: Run) -> bool:
 
 
 def step_record(run: Run, losses: Losses) -> dict[str, Any]:
-    images = run.step * run.config.batch_size
+    images = run.step * run.batches.batch_size
     return {
         "kind": "train",
         "step": run.step,
