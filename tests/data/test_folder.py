@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import struct
+import time
 import zlib
 from pathlib import Path
 
@@ -13,8 +14,9 @@ import torch
 from PIL import Image
 
 from capsnet.cli import main
-from capsnet.data import load
+from capsnet.data import Request, decode, load, parse
 from capsnet.errors import UserError
+from capsnet.terminal import Counter
 
 
 def picture(path: Path, colour: int | tuple[int, int, int] = 128, size: tuple[int, int] = (8, 8), **save) -> Path:
@@ -235,6 +237,24 @@ def test_wrong_folders_are_the_users_to_mend(tmp_path: Path, capsys: pytest.Capt
         load(f"folder:{tmp_path}")
 
 
+def test_an_interruption_does_not_wait_for_images_that_have_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = []
+
+    def slowly(path: Path, *_: object) -> torch.Tensor:
+        begun.append(path)
+        time.sleep(0.01)
+        return torch.zeros(1, 8, 8, dtype=torch.uint8)
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(decode, "_open_and_decode", slowly)
+    monkeypatch.setattr(Counter, "__call__", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        decode._decode([Path(f"{k}.png") for k in range(500)], (8, 8), Request(parse("folder:photos")))
+    assert len(begun) < 100
+
+
 def test_two_images_are_too_few(tmp_path: Path) -> None:
     two_classes(tmp_path, each=1)
     with pytest.raises(UserError, match="too few"):
@@ -277,6 +297,7 @@ def test_with_a_header_only_its_names_count(tmp_path: Path) -> None:
         ("file,labels,width", "{0}.png,{1},8"),
         ("id,width,Label,Image", "{0},8,{1},{0}.png"),
         ("file,size,split,labels", "{0}.png,8,train,{1}"),
+        ("file,labels\n  \n ,", "{0}.png,{1}"),  # blank lines
     ):
         rows = [row.format(k, ("red apple", "pear")[k % 2]) for k in range(12)]
         (tmp_path / "labels.csv").write_text("\n".join([header, *rows]))

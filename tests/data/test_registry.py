@@ -55,6 +55,7 @@ def test_what_a_record_says_is_what_is_loaded() -> None:
         ("mnist:side=3", "mnist has no options"),
         ("multimnist:canvas", "should be an integer"),
         ("tests", "did you mean folder:tests"),
+        ("", "there is no dataset ''. The choices are"),
     ],
 )
 def test_a_wrong_name_is_answered_in_a_sentence(text: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -144,8 +145,12 @@ def _decode(paths: Sequence[Path], size: tuple[int, int], request: Request) -> t
     problems: list[str] = []
     decoded: list[bool] = []
     n = 0
-    with Counter("decoding images", len(paths)) as report, ThreadPoolExecutor() as pool:
-        results = pool.map(lambda path: _open_and_decode(path, size, request.channels), paths)
+    with (
+        Counter("decoding images", len(paths)) as report,
+        ThreadPoolExecutor() as pool,
+        # closed when the loop is interrupted, which cancels what has not begun
+        closing(pool.map(lambda path: _open_and_decode(path, size, request.channels), paths)) as results,
+    ):
         for done, result in enumerate(results, 1):
             if isinstance(result, str):
                 problems.append(result)

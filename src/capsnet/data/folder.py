@@ -186,7 +186,8 @@ def _lines(table: Path) -> list[tuple[int, list[str]]]:
     try:
         with table.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.reader(file)
-            return [(reader.line_num, [cell.strip() for cell in row]) for row in reader if any(row)]
+            rows = ((reader.line_num, [cell.strip() for cell in row]) for row in reader)
+            return [(number, row) for number, row in rows if any(row)]
     except (UnicodeDecodeError, csv.Error) as error:
         raise UserError(f"{table} is not a comma-separated UTF-8 table ({error}): save it as one.") from error
 

@@ -198,7 +198,7 @@ def parse(text: str) -> Spec:
     name, colon, rest = text.partition(":")
     info = find(text)
     if info is None:
-        if Path(text).is_dir():
+        if text and Path(text).is_dir():
             raise UserError(f"there is no dataset '{text}', but a folder of that name: did you mean folder:{text}?")
         choices = [DATASETS.get(known).usage for known in DATASETS.names()]
         raise UserError(f"{unknown('dataset', text, choices)} A dataset of a plugin needs --plugin FILE.")
