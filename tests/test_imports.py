@@ -138,7 +138,7 @@ def test_the_import_takes_less_than_a_second_beyond_torch() -> None:
     assert min(float(run(code)) for _ in range(2)) < 1
 
 
-@pytest.mark.parametrize("module", ["models.config", "train.config", "train.presets", "routing.options"])
+@pytest.mark.parametrize("module", ["data.config", "models.config", "train.config", "train.presets", "routing.options"])
 def test_a_config_module_imports_no_torch(module: str) -> None:
     assert run(f"import sys, capsnet.{module}; print('torch' in sys.modules)") == "False"
 

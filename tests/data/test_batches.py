@@ -10,7 +10,7 @@ import torch
 
 from capsnet.data import Augment, Batches, Dataset, Request, Splits, in_order, load, parse
 from capsnet.data.augment import augment, shift_by
-from capsnet.data.augmentation import Interpolation
+from capsnet.data.config import Interpolation
 from capsnet.data.seeds import generator
 from capsnet.data.splits import convert
 from capsnet.errors import UserError

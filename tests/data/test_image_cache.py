@@ -21,8 +21,7 @@ from PIL import Image
 
 from capsnet.cli import main
 from capsnet.data import Batches, Splits, decoders, image_cache, in_order, load, mapped
-from capsnet.data import decode as decoding
-from capsnet.data.augmentation import Augment
+from capsnet.data.config import Augment
 from capsnet.data.mapped import Mapped, Stored, joined
 from capsnet.data.splits import fingerprint
 from capsnet.errors import UserError
@@ -40,7 +39,7 @@ class Here:
 
     def ask(self, **request: Any) -> Any:
         Here.decoded += len(request.get("rows", ()))
-        return json.loads(json.dumps(decoding.answer(json.loads(json.dumps(request)))))
+        return json.loads(json.dumps(decoders.answer(json.loads(json.dumps(request)))))
 
     def close(self) -> None: ...
 

@@ -85,7 +85,7 @@ def test_generated_examples_can_be_kept_in_memory() -> None:
 
 
 def test_parsing_a_name_needs_no_pytorch() -> None:
-    code = "import sys, capsnet.data.registry, capsnet.data.augmentation; print('torch' in sys.modules)"
+    code = "import sys, capsnet.data.registry, capsnet.data.config; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 

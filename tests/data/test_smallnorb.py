@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from capsnet import data
-from capsnet.data import published, smallnorb
-from capsnet.data.smallnorb import BYTES, INTEGERS, TEST, TRAIN
+from capsnet.data.sources import smallnorb, user_folder
 from capsnet.data.sources.cache import File
+from capsnet.data.sources.smallnorb import BYTES, INTEGERS, TEST, TRAIN
 from capsnet.errors import UserError
 
 N = 12
@@ -159,5 +159,5 @@ def test_a_download_with_another_checksum_is_not_kept(server: tuple[Path, str], 
     for name in ("a.mat", "b.mat"):
         wanted = (File(name, 14, "0" * 64),)
         with pytest.raises(UserError, match=f"could not be downloaded.*put {name} from {address} into it"):
-            published.fetch_missing("toys", mine, wanted, address)
+            user_folder.fetch_missing("toys", mine, wanted, address)
     assert list(mine.iterdir()) == []

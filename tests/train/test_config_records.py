@@ -68,6 +68,12 @@ def test_a_config_that_does_not_fit_is_named_by_its_field(path: tuple[str, ...],
         from_dict(record)
 
 
+@pytest.mark.parametrize("record", [None, [], 3])
+def test_a_config_that_is_not_an_object_is_refused(record: Any) -> None:
+    with pytest.raises(UserError, match="not a config"):
+        from_dict(record)
+
+
 @pytest.mark.parametrize("name", ["model", "loss", "augment"])
 def test_a_config_with_a_part_missing_is_refused(name: str) -> None:
     with pytest.raises(UserError, match=f"Config has no {name}"):

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from capsnet.lazy import exports
 
 if TYPE_CHECKING:
-    from capsnet.data.augmentation import Augment
     from capsnet.data.batches import Batches, in_order
+    from capsnet.data.config import Augment
     from capsnet.data.examples import Batch, Dataset, Examples, multi_hot
     from capsnet.data.photo import Prepared, fit, prepare_like_mnist, read_image
     from capsnet.data.registry import DatasetInfo, Request, Spec, is_cached, list_datasets, load, parse, register
@@ -46,7 +46,7 @@ __all__ = [
 __getattr__, __dir__ = exports(
     __name__,
     {
-        "augmentation": ("Augment",),
+        "config": ("Augment",),
         "batches": ("Batches", "in_order"),
         "examples": ("Batch", "Dataset", "Examples", "multi_hot"),
         "photo": ("Prepared", "fit", "prepare_like_mnist", "read_image"),

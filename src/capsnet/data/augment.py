@@ -15,7 +15,7 @@ import torch
 from torch import Generator, Tensor
 from torch.nn import functional as F
 
-from capsnet.data.augmentation import Augment
+from capsnet.data.config import Augment
 from capsnet.errors import UserError
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Generator, Tensor
 
 from capsnet.data.augment import augment
-from capsnet.data.augmentation import Augment
+from capsnet.data.config import Augment
 from capsnet.data.examples import Batch, Examples
 from capsnet.data.seeds import generator
 from capsnet.errors import UserError

@@ -1,18 +1,14 @@
-"""Image files to tensors: the common size of a set, single images, and a whole set in memory.
-
-`serve_decoding` is the loop of a helper process, which writes what it decodes into a file of the image cache.
-"""
+"""Image files to tensors: the common size of a set, single images, and a whole set in memory."""
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -20,7 +16,6 @@ from torch import Tensor
 from capsnet.data.registry import Request
 from capsnet.errors import UserError
 from capsnet.notice import say
-from capsnet.processes import serve
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -145,12 +140,10 @@ def _decode(paths: Sequence[Path], size: tuple[int, int], request: Request) -> t
     problems: list[str] = []
     decoded: list[bool] = []
     n = 0
-    with (
-        Counter("decoding images", len(paths)) as report,
-        ThreadPoolExecutor() as pool,
-        # closed when the loop is interrupted, which cancels what has not begun
-        closing(pool.map(lambda path: _open_and_decode(path, size, request.channels), paths)) as results,
-    ):
+    with Counter("decoding images", len(paths)) as report, ExitStack() as at_the_end:
+        pool = ThreadPoolExecutor()
+        at_the_end.callback(pool.shutdown, cancel_futures=True)  # Ctrl-C does not wait for images that have not begun
+        results = pool.map(lambda path: _open_and_decode(path, size, request.channels), paths)
         for done, result in enumerate(results, 1):
             if isinstance(result, str):
                 problems.append(result)
@@ -193,56 +186,3 @@ def pixels_of(file: Image, size: tuple[int, int], channels: int | None) -> Tenso
     pixels = fit(image, channels or (1 if image.mode == "L" else 3), *size)
     grey = channels is None and len(pixels) == 3 and bool((pixels == pixels[:1]).all())
     return pixels[:1] if grey else pixels
-
-
-# ----------------------------------------------------------------------------------------- inside a helper process
-
-
-def serve_decoding() -> None:
-    """Answer requests for sizes and for images until the parent ends."""
-    torch.set_num_threads(1)
-    serve(answer)
-
-
-def answer(request: dict[str, Any]) -> list[Any]:
-    return _decode_into(**request) if "into" in request else _sizes_wanted(**request)
-
-
-def _sizes_wanted(paths: list[str]) -> list[tuple[int, int]]:
-    """The different sizes of these images; files that cannot be read have none."""
-    found = {size_of(Path(path)) for path in paths}
-    return [size for size in found if not isinstance(size, str)]
-
-
-def _decode_into(
-    into: str, rows: list[int], paths: list[str], shape: tuple[int, int, int], channels: int | None
-) -> list[Any]:
-    """Decode files into rows (c, h, w) of a file; the kind of each, and its checksum or what is wrong with it."""
-    c, h, w = shape
-    answers: list[Any] = []
-    with open(into, "r+b") as file:
-        for row, path in zip(rows, paths, strict=True):
-            kind, found = _checked(Path(path), (h, w), channels)
-            if isinstance(found, str):
-                answers.append((kind, found))
-                continue
-            content = found.expand(c, h, w).contiguous().numpy().tobytes()
-            file.seek(row * len(content))
-            file.write(content)
-            answers.append((kind, zlib.crc32(content)))
-    return answers
-
-
-def _checked(path: Path, size: tuple[int, int], channels: int | None) -> tuple[Kind, Tensor | str]:
-    """One image or what is wrong with it; its header is checked first."""
-    from capsnet.data.photo import open_bounded
-
-    try:
-        with open_bounded(path, str(path)) as image:
-            try:
-                pixels = pixels_of(image, size, channels)
-            except Exception as error:  # decoders raise many kinds of errors for broken data
-                return Kind.DAMAGED, damaged(path, error)
-            return Kind.GREY if len(pixels) == 1 else Kind.COLOUR, pixels
-    except UserError as error:
-        return Kind.UNREADABLE, str(error)

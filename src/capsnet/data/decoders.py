@@ -1,8 +1,12 @@
-"""Helper processes that decode images: threads would wait for each other, because Pillow is mostly Python."""
+"""Helper processes that decode images into the image cache.
+
+Threads would wait for each other, because Pillow is mostly Python.
+"""
 
 from __future__ import annotations
 
 import os
+import zlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,13 +14,17 @@ from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
-from capsnet.processes import Helper
+from capsnet.data.decode import Kind, damaged, pixels_of, size_of
+from capsnet.errors import UserError
+from capsnet.processes import Helper, serve
 
 CHUNK = 256  # images of one request
 MOST = 8  # processes; each needs some 300 MB, most of it for PyTorch
-CODE = "from capsnet.data.decode import serve_decoding; serve_decoding()"
-ADVICE = "run the command again, which goes on where it stopped"
+CODE = "from capsnet.data.decoders import serve_decoding; serve_decoding()"
+ADVICE = "run the command again; it continues where it stopped"
 
 
 class Decoders:
@@ -65,3 +73,56 @@ class Decoders:
             return helper.ask(**request)
         finally:
             self.idle.put(helper)
+
+
+# ----------------------------------------------------------------------------------------- inside a helper process
+
+
+def serve_decoding() -> None:
+    """Answer requests for sizes and for images until the parent ends."""
+    torch.set_num_threads(1)
+    serve(answer)
+
+
+def answer(request: dict[str, Any]) -> list[Any]:
+    return _decode_into(**request) if "into" in request else _sizes_wanted(**request)
+
+
+def _sizes_wanted(paths: list[str]) -> list[tuple[int, int]]:
+    """The different sizes of these images; files that cannot be read have none."""
+    found = {size_of(Path(path)) for path in paths}
+    return [size for size in found if not isinstance(size, str)]
+
+
+def _decode_into(
+    into: str, rows: list[int], paths: list[str], shape: tuple[int, int, int], channels: int | None
+) -> list[Any]:
+    """Decode files into rows (c, h, w) of a file; the kind of each, and its checksum or what is wrong with it."""
+    c, h, w = shape
+    answers: list[Any] = []
+    with open(into, "r+b") as file:
+        for row, path in zip(rows, paths, strict=True):
+            kind, found = _checked(Path(path), (h, w), channels)
+            if isinstance(found, str):
+                answers.append((kind, found))
+                continue
+            content = found.expand(c, h, w).contiguous().numpy().tobytes()
+            file.seek(row * len(content))
+            file.write(content)
+            answers.append((kind, zlib.crc32(content)))
+    return answers
+
+
+def _checked(path: Path, size: tuple[int, int], channels: int | None) -> tuple[Kind, Tensor | str]:
+    """One image or what is wrong with it; its header is checked first."""
+    from capsnet.data.photo import open_bounded
+
+    try:
+        with open_bounded(path, str(path)) as image:
+            try:
+                pixels = pixels_of(image, size, channels)
+            except Exception as error:  # decoders raise many kinds of errors for broken data
+                return Kind.DAMAGED, damaged(path, error)
+            return Kind.GREY if len(pixels) == 1 else Kind.COLOUR, pixels
+    except UserError as error:
+        return Kind.UNREADABLE, str(error)

@@ -8,14 +8,12 @@ from __future__ import annotations
 import zlib
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import Self
 
 import torch
 from torch import Tensor
 
 from capsnet.errors import UserError
-
-Self = TypeVar("Self", bound="Examples")
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,7 +80,7 @@ class Examples(ABC):
         """The examples at these indices (b,), as a batch on the dataset's device."""
 
     @abstractmethod
-    def to(self: Self, device: torch.device | str) -> Self:
+    def to(self, device: torch.device | str) -> Self:
         """The whole dataset on another device, so that a batch costs no transfer."""
 
     def expect(self, index: Tensor) -> None:  # noqa: B027 (what is in memory needs no preparation)
@@ -146,7 +144,7 @@ class Dataset(Examples):
     def targets(self) -> Tensor:
         return multi_hot(self.labels, len(self.classes))
 
-    def to(self, device: torch.device | str) -> Dataset:
+    def to(self, device: torch.device | str) -> Self:
         return replace(self, images=self.images.to(device), labels=self.labels.to(device))
 
     def gather(self, index: Tensor) -> Batch:
@@ -161,7 +159,7 @@ class Dataset(Examples):
     def checksum(self) -> int:
         return zlib.crc32(self.labels.cpu().numpy().data, zlib.crc32(self.images.cpu().contiguous().numpy().data))
 
-    def subset(self, indices: Tensor) -> Dataset:
+    def subset(self, indices: Tensor) -> Self:
         indices = indices.to(self.images.device)
         return replace(self, images=self.images[indices], labels=self.labels[indices])
 
@@ -180,8 +178,8 @@ class MadeOf(Examples):
     def device(self) -> torch.device:
         return self.source.device
 
-    def to(self: Self, device: torch.device | str) -> Self:
-        return replace(self, source=self.source.to(device))  # type: ignore[type-var,attr-defined]
+    def to(self, device: torch.device | str) -> Self:
+        return replace(self, source=self.source.to(device))
 
 
 def multi_hot(labels: Tensor, classes: int) -> Tensor:

@@ -32,9 +32,8 @@ class Mapped:
         self.shape, self.checksums = shape, checksums
         self._images = np.frombuffer(self._map, np.uint8).reshape(-1, *shape)
         self._copied = 0
-        self._advise(
-            "MADV_RANDOM"
-        )  # else a page that is not in memory brings its neighbours, which a batch seldom uses
+        # else a page that is not in memory brings its neighbours, which a batch seldom uses
+        self._advise("MADV_RANDOM")
 
     def take(self, rows: Tensor) -> Tensor:
         """A copy of the images in these rows."""

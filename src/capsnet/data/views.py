@@ -7,6 +7,7 @@ Both datasets of views (`viewpoints`, `smallnorb:PATH`) have five categories of 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -52,15 +53,11 @@ class Views(Dataset):
         c, h, w = self.images.shape[1:]
         return (c, self.crop, self.crop) if self.crop else (c, h, w)
 
-    def to(self, device: torch.device | str) -> Views:
-        moved = super().to(device)
-        assert isinstance(moved, Views)
-        return replace(moved, poses=self.poses.to(device))
+    def to(self, device: torch.device | str) -> Self:
+        return replace(super().to(device), poses=self.poses.to(device))
 
-    def subset(self, indices: Tensor) -> Views:
-        chosen = super().subset(indices)
-        assert isinstance(chosen, Views)
-        return replace(chosen, poses=self.poses[indices.to(self.poses.device)])
+    def subset(self, indices: Tensor) -> Self:
+        return replace(super().subset(indices), poses=self.poses[indices.to(self.poses.device)])
 
     def gather(self, index: Tensor) -> Batch:
         index = index.to(self.device)

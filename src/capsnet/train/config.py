@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from capsnet.data.augmentation import Augment
+from capsnet.data.config import Augment
 from capsnet.models.config import CapsNetConfig, LossConfig, ModelConfig
 from capsnet.ranges import MOST, WIDEST, check_range
 

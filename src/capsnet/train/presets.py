@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from capsnet.data.augmentation import Augment
+from capsnet.data.config import Augment
 from capsnet.errors import unknown
 from capsnet.models.config import CapsNetConfig, CNNConfig, LossConfig
 from capsnet.routing.options import DynamicOptions

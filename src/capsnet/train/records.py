@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from capsnet import plugins
-from capsnet.data.augmentation import Augment
+from capsnet.data.config import Augment
 from capsnet.data.registry import DATASETS, find, name_of
 from capsnet.errors import UserError
 from capsnet.models.config import LossConfig
@@ -26,7 +26,7 @@ def to_dict(config: Config) -> dict[str, Any]:
 
 def from_dict(record: dict[str, Any], what: str = "this training") -> Config:
     """The config back from JSON; a missing plugin and fields that this version does not know are named in the error."""
-    parts = dict(record)
+    parts = dict(record) if isinstance(record, dict) else {}
     plugins.require(parts.pop("plugins", []), (ROUTINGS, MODELS, DATASETS), what)
     if missing := [name for name in ("model", "loss", "augment") if not isinstance(parts.get(name), dict)]:
         raise UserError(f"the file's Config has no {missing[0]}: the file is damaged, or not a config.")

@@ -279,8 +279,9 @@ class Scenes(Examples):
         crowd = 2 + seeds.integers(self.stream, index, CROWD, 2)
         if self.kind in ("crowded", "upside-down"):
             return crowd
-        alone = seeds.integers(self.stream, index, ALONE, 2) == 0 if self.kind == "training" else index == index
-        return crowd.masked_fill(alone, 1)
+        if self.kind == "training":
+            return crowd.masked_fill(seeds.integers(self.stream, index, ALONE, 2) == 0, 1)
+        return torch.ones_like(index)
 
     def sizes(self, index: Tensor, number: Tensor) -> Tensor:
         """Pixels per unit of each object, (b, 3)."""

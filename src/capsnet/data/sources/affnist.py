@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from capsnet.data.examples import Dataset
-from capsnet.data.matlab import NotReadable, read_mat
 from capsnet.data.registry import DatasetInfo, Request, register
+from capsnet.data.sources.matlab import NotReadable, read_mat
 from capsnet.data.splits import Splits, convert
 from capsnet.errors import UserError
 

@@ -19,9 +19,9 @@ from typing import IO
 import numpy as np
 import torch
 
-from capsnet.data.published import fetch_missing
 from capsnet.data.registry import DatasetInfo, Request, register
 from capsnet.data.sources.cache import File
+from capsnet.data.sources.user_folder import fetch_missing
 from capsnet.data.splits import Splits
 from capsnet.data.views import CATEGORIES, MEASURES, Views, splits_of
 from capsnet.errors import UserError

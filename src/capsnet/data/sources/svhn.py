@@ -13,10 +13,10 @@ import numpy as np
 import torch
 
 from capsnet.data.examples import Dataset
-from capsnet.data.matlab import NotReadable, read_mat
-from capsnet.data.published import fetch_missing
 from capsnet.data.registry import DatasetInfo, Request, register
 from capsnet.data.sources.cache import File
+from capsnet.data.sources.matlab import NotReadable, read_mat
+from capsnet.data.sources.user_folder import fetch_missing
 from capsnet.data.splits import Splits, split
 from capsnet.errors import UserError
 
