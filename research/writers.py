@@ -64,8 +64,8 @@ def slants(images: Tensor) -> Tensor:
     return torch.einsum("nij,ni,nj->n", ink, y, x) / torch.einsum("nij,ni,ni->n", ink, y, y)
 
 
-def beside_its_class(values: Tensor, labels: Tensor) -> Tensor:
-    """Standardised within the class: a 7 has more slant than a 0, whoever writes it."""
+def standardised(values: Tensor, labels: Tensor) -> Tensor:
+    """Each value relative to its class: a 7 has more slant than a 0, whoever writes it."""
     told = values.clone()
     for label in labels.unique():
         of = values[labels == label]
@@ -80,7 +80,7 @@ def likeness(values: Tensor, apart: int) -> float:
 
 def order(digits: Dataset) -> dict[str, dict[str, float]]:
     """Similarity of the slants in each half, by distance."""
-    lean = beside_its_class(slants(digits.images), digits.labels)
+    lean = standardised(slants(digits.images), digits.labels)
     return {half: {str(apart): round(likeness(lean[places_of(half)], apart), 4) for apart in APART} for half in HALVES}
 
 

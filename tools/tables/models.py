@@ -102,11 +102,11 @@ def demo(name: str = "quick") -> str:
     return table(["seed", "test error", "95 % interval", "epochs", "training time, two cores"], rows)
 
 
-def models(page: str = "") -> str:
-    """The shipped models, one per row, each linked to its card on `page`."""
+def models() -> str:
+    """The shipped models, one per row, each linked to its card."""
     rows = [
         (
-            f"[`{found.name}`]({page}#{found.name})",
+            f"[`{found.name}`](#{found.name})",
             found.title.rstrip("."),
             f"{found.parameters:,}",
             error_of(found.test),
@@ -206,7 +206,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "summary": summary,
     "demo": demo,
     "models": models,
-    "models-linked": lambda: models("docs/models.md"),
     "model-cards": model_cards,
     "best": best,
     "fine-tuning": fine_tuning,

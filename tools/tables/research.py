@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from capsnet.evaluate import mean_and_std, wilson_interval
+from capsnet.evaluate import mean_and_std, student, wilson_interval
 from capsnet.experiments.ablation import BASE, Outcome, outcomes
 from capsnet.experiments.core.plan import Record
 from capsnet.search.space import SPACES
@@ -32,7 +32,6 @@ DESIGN: dict[str, Callable[[dict[str, Any]], bool]] = {
     "six stem convolutions instead of five, same training time": lambda c: len(c["model"]["stem_channels"]) == 6,
     "primary stride 1 and 16 types instead of 2 and 32": lambda c: c["model"]["primary_stride"] == 1,
 }
-STUDENT_7 = 2.365  # two-sided 95 % quantile of Student's t with seven degrees of freedom
 VERSIONS = (
     "five convolutions, 60 epochs on 55,000 digits",
     "48 epochs on all digits, stronger augmentation, erased squares",
@@ -167,7 +166,7 @@ def design() -> str:
         sides = [[n for n, c in zip(wrong, configs, strict=True) if changed(c) is side] for side in (False, True)]
         effects.append(sum(sides[1]) / len(sides[1]) - sum(sides[0]) / len(sides[0]))
         rows.append((what, *(", ".join(map(str, side)) for side in sides), f"{effects[-1]:+.2f}"))
-    chance = STUDENT_7 * math.sqrt(sum(effect**2 for effect in effects) / len(effects))
+    chance = student(len(effects)) * math.sqrt(sum(effect**2 for effect in effects) / len(effects))
     return table(["setting", f"errors of {configs[0]['validation']:,} without it", "with it", "effect"], rows) + (
         f"\nIf no setting mattered, 95 % of such effects would lie between −{chance:.0f} and +{chance:.0f}.\n"
     )

@@ -14,11 +14,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tables import ROOT, read, table
+from tables import read, table
 from tables.speed import machine
 
 NAME = "bench-processes"
-MISSING = f"Not measured yet: `capsnet bench --processes 1,2 --json > results/{NAME}.json`.\n"
 
 LATENCY = 50e-6  # λ: seconds from one machine to the next by TCP, an assumption
 BACKWARD = 2 / 3  # share of a step in which gradients can travel: forward, and twice as much backward
@@ -41,14 +40,8 @@ class Expected:
         return self.alone / (self.alone + self.exposed + self.blocking)
 
 
-def is_measured() -> bool:
-    return (ROOT / "results" / f"{NAME}.json").exists()
-
-
 def measured() -> str:
     """Training steps by one process and by several."""
-    if not is_measured():
-        return MISSING
     result = read(NAME)
     rates = {row["network"]: row["images_per_second"] for row in result["processes"] if row["processes"] == 1}
     rows = [
@@ -104,8 +97,6 @@ def pairs(rows: Sequence[Mapping[str, Any]]) -> list[tuple[Mapping[str, Any], Ma
 
 def scaling() -> str:
     """The expected efficiency on many machines."""
-    if not is_measured():
-        return MISSING
     rows = [
         (f"`{step['network']}`", f"{cores}", f"{gigabits} Gbit/s", *cells(step, alone["seconds"] / cores, gigabits))
         for alone, step in pairs(read(NAME)["processes"])
@@ -122,7 +113,7 @@ def scaling() -> str:
         f"blocking at {last}, ms",
     ]
     picture = "![Expected efficiency against the number of machines](images/scaling.png)\n\n"
-    return (picture if (ROOT / "docs" / "images" / "scaling.png").exists() else "") + table(columns, rows)
+    return picture + table(columns, rows)
 
 
 def cells(step: Mapping[str, Any], alone: float, gigabits: float) -> list[str]:

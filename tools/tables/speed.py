@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tables import ROOT, read, table
+from tables import read, table
 
 RATIOS = {
     "train_ratio_fp32": "training, `fast` and {public}",
@@ -162,10 +162,7 @@ def large() -> str:
 
 def data() -> str:
     """Training on images in memory, and from the cache."""
-    name = "bench-data"
-    if not (ROOT / "results" / f"{name}.json").exists():
-        return f"Not measured yet: `capsnet bench --data --json > results/{name}.json`.\n"
-    result = read(name)
+    result = read("bench-data")
     found = result["data"]
     rows = [
         (

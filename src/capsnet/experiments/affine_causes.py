@@ -82,10 +82,10 @@ class AffineCauses(Affine):
         panels: dict[str, list[figures.Interval]] = {}
         for group in by_method(records):
             name, _, network = group[0].method.rpartition("-")
-            if name != "base" and (gained := gains(group, records)).differences:
-                interval = figures.Interval(CHANGES[name].label, gained.differences, gained.half)
+            if name != "base" and (apart := from_base(group, records)).differences:
+                interval = figures.Interval(CHANGES[name].label, apart.differences, apart.half)
                 panels.setdefault(NETWORKS[network], []).append(interval)
-        note = "Accuracy on a re-creation of affNIST minus that without the change: mean, 95 % interval, seeds."
+        note = "Error on a re-creation of affNIST minus that without the change, left is better: 95 % interval, seeds."
         return {"affine-causes": figures.intervals(self.title, note, panels, "percentage points")} if panels else {}
 
     def findings(self, records: Sequence[Record]) -> list[str]:
@@ -104,11 +104,11 @@ def changed(change: Change, network: str, budget: Budget, seed: int) -> Config:
     return replace(config, stop_at=change.stop_at, data=placed)
 
 
-def gains(group: Sequence[Record], records: Sequence[Record]) -> Paired:
-    """Accuracies of a group minus those of the same network without the change, for the seeds of both."""
+def from_base(group: Sequence[Record], records: Sequence[Record]) -> Paired:
+    """Errors of a group minus those of the same network without the change, for the seeds of both."""
     network, name = group[0].method.rpartition("-")[2], "affine_accuracy_percent"
     base = {r.seed: r.outcome[name] for r in records if r.method == f"base-{network}"}
-    return Paired(tuple(r.outcome[name] - base[r.seed] for r in group if r.seed in base))
+    return Paired(tuple(base[r.seed] - r.outcome[name] for r in group if r.seed in base))
 
 
 def sentence(title: str, groups: dict[tuple[str, str], list[Record]]) -> str:

@@ -182,7 +182,7 @@ def html(found: dict[str, Any], drawn: dict[str, Figure]) -> str:
     told = f"{counted(found)}. All errors are on validation images, on which the best trial was chosen: its error is "
     told += "slightly optimistic. The test set was not used."
     shared = html.facts((name, value) for name, value in flat(found["base"]).items() if name not in found["space"])
-    commands = [html.section(f"{what}", f"<pre>{escape(line)}</pre>") for what, line in next_steps(found).items()]
+    commands = [html.section(what, f"<pre>{escape(line)}</pre>") for what, line in next_steps(found).items()]
     return html.page(title, [
         f"<header><h1>{escape(title)}</h1></header>{html.STYLE}{html.paragraph(told)}", *commands,
         *(html.drawn(figure, name) for name, figure in drawn.items()),

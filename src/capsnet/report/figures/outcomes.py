@@ -185,8 +185,8 @@ class Interval(NamedTuple):
 
 @styled
 def intervals(title: str, note: str, panels: Mapping[str, Sequence[Interval]], across: str) -> Figure:
-    """Means with intervals around a line at zero, a dot per seed; the panels have the same labels in the same order."""
-    labels = [each.label for each in next(iter(panels.values()))]
+    """Means with intervals around a line at zero, a dot per seed; a line has the same label in all panels."""
+    labels = list(dict.fromkeys(each.label for group in panels.values() for each in group))
     figure, drawn = rows_of_panels(len(panels), 110 + 24 * len(labels), title, note)
     for k, (axes, (name, group)) in enumerate(zip(drawn, panels.items(), strict=True)):
         _around_zero(axes, {each.label: each for each in group}, labels)
