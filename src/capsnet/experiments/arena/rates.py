@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
 
 from capsnet.experiments.arena.tasks import LABELS, Task, algorithms_of, config_of, tasks_of
 from capsnet.experiments.core.plan import Budget, Experiment, Record, Row
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from capsnet.report.tables import Table
 
 RATES = (0.0015, 0.003, 0.006)
 
@@ -34,28 +31,19 @@ class Rates(Experiment):
             for rate in rates
         ]
 
-    def pictures(self, records: Sequence[Record]) -> dict[str, Figure]:
-        from capsnet.report import figures
-
-        panels = [rates_panel(data, records) for data in dict.fromkeys(r.shown["data"] for r in records)]
-        note = "Validation error after 20,000 images, one seed; the lowest rate of each curve is used in the arena."
-        return {"arena-rates": figures.lines(self.title, note, panels)}
-
-
-def rates_panel(data: str, records: Sequence[Record]) -> Any:
-    """Validation error against the learning rate, a curve per algorithm."""
-    from capsnet.report.figures import PALETTE, Line, Panel
-
-    drawn: dict[str, list[tuple[float, float]]] = {}
-    for record in records:
-        if record.shown["data"] == data and "diverged" not in record.outcome:
-            point = float(record.shown["learning rate"]), record.outcome["error_percent"]
-            drawn.setdefault(record.shown["routing"], []).append(point)
-    lines = [
-        Line(name, [x for x, _ in points], [y for _, y in points], PALETTE[k % len(PALETTE)])
-        for k, (name, points) in enumerate(drawn.items())
-    ]
-    return Panel(data, "learning rate", "validation error, %", lines, log_x=True)
+    def table(self, records: Sequence[Record]) -> Table:
+        rates = sorted({float(r.shown["learning rate"]) for r in records})
+        cells: dict[tuple[str, str], dict[float, str]] = {}
+        for record in records:
+            key, rate = (record.shown["data"], record.shown["routing"]), float(record.shown["learning rate"])
+            diverged = "diverged" in record.outcome
+            cells.setdefault(key, {})[rate] = "diverged" if diverged else f"{record.outcome['error_percent']:.2f}"
+        best = best_rates(records)
+        lines = [
+            [*key, *(found.get(rate, "–") for rate in rates), f"{best[key]:g}" if key in best else "–"]
+            for key, found in cells.items()
+        ]
+        return Table(["data", "routing", *(f"{rate:g}, error %" for rate in rates), "chosen"], lines)
 
 
 def rate_row(task: Task, algorithm: str, rate: float, budget: Budget) -> Row:

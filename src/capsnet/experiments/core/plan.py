@@ -30,7 +30,7 @@ Budget = Literal["smoke", "hour", "day", "full"]
 BUDGETS: dict[str, str] = {
     "smoke": "under 30 seconds, to check that it runs; the numbers are meaningless",
     "hour": "at most an hour on two cores, with compact networks and a few epochs instead of the paper's 640 or so",
-    "day": "a few days on two cores, with the paper's networks and fewer epochs",
+    "day": "hours or days on two cores: several seeds, and larger networks or more epochs than `hour`",
     "full": "the paper's networks and sizes; days on a CPU",
 }
 

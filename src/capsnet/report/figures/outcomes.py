@@ -6,6 +6,7 @@ Blue is the capsule network and vermillion the convolutional one, in every compa
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -29,6 +30,7 @@ from capsnet.report.figures.style import (
 )
 
 PALETTE = (BLUE, VERMILLION, GREEN, "#e69f00", "#cc79a7", "#56b4e9")  # Okabe and Ito's
+FAR = 5.0  # times the median extent: from there on, an interval is an arrow
 
 
 class Line(NamedTuple):
@@ -197,21 +199,39 @@ def intervals(title: str, note: str, panels: Mapping[str, Sequence[Interval]], a
 
 
 def _around_zero(axes: Axes, group: Mapping[str, Interval], labels: Sequence[str]) -> None:
+    """The intervals of a panel. One that is far larger than most is an arrow at the edge with its mean in figures."""
     axes.axvline(0, color=INK, linewidth=1)
+    reach = FAR * statistics.median([_extent(each) for each in group.values()])
+    shown = [each for each in group.values() if _extent(each) <= reach]
+    low, high = (pick([0.0, *(v for each in shown for v in each.values)]) for pick in (min, max))
+    space = 0.12 * (high - low or 1.0)
+    low, high = low - space, high + space
     for place, label in enumerate(labels[::-1]):
         if (each := group.get(label)) is None:
             continue
+        if each not in shown:
+            _arrow(axes, each, place, (low, high))
+            continue
         axes.plot(each.values, [place] * len(each.values), "o", color=each.colour, markersize=3, alpha=0.35)
         axes.plot(each.mean, place, "o", color=each.colour, markersize=6)
-    axes.relim()
-    low, high = axes.get_xlim()
-    for place, label in enumerate(labels[::-1]):
-        if (each := group.get(label)) is not None and math.isfinite(each.half):
+        if math.isfinite(each.half):
             ends = [max(low, each.mean - each.half), min(high, each.mean + each.half)]
             axes.plot(ends, [place] * 2, color=each.colour, linewidth=1.8)
     axes.set(xlim=(low, high), ylim=(-0.6, len(labels) - 0.4))
     axes.grid(False, axis="y")
     axes.spines["left"].set_visible(False)
+
+
+def _extent(each: Interval) -> float:
+    return max(abs(value) for value in each.values)
+
+
+def _arrow(axes: Axes, each: Interval, place: int, limits: tuple[float, float]) -> None:
+    """An arrow from zero to the edge of the panel, with the mean above it."""
+    end = limits[each.mean > 0]
+    axes.annotate("", (end, place), (0, place), arrowprops={"arrowstyle": "->", "color": each.colour, "linewidth": 1.8})
+    side = "right" if each.mean > 0 else "left"
+    axes.text(end, place + 0.16, f"{each.mean:+.1f}", size=SMALL, color=each.colour, ha=side, va="bottom")
 
 
 def shades(n: int) -> list[str]:
