@@ -36,6 +36,16 @@ def test_products_equal_those_in_double_precision(onednn: None, first: bool, sec
         torch.testing.assert_close(got, (a.double() @ b.double()).float(), rtol=1e-5, atol=1e-5)
 
 
+def test_room_is_used_by_mkl_and_left_alone_by_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b = matrix(7, 33), matrix(33, 5)
+    for onednn in (False, True):
+        monkeypatch.setattr(products, "by_onednn", lambda onednn=onednn: onednn)
+        room = torch.zeros(7, 5)
+        got = products.mm(a, b, room=room)
+        assert (got is not room) == onednn == bool((room == 0).all())
+        torch.testing.assert_close(got, a @ b, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize(("first", "second"), TURNED)
 def test_stacks_of_products_equal_those_in_double_precision(onednn: None, first: bool, second: bool) -> None:
     a, b, total = matrix(3, 7, 33, turned=first), matrix(3, 33, 5, turned=second), matrix(3, 7, 5)

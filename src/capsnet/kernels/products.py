@@ -25,17 +25,21 @@ def takes(x: Tensor) -> bool:
     return plain and not torch.compiler.is_compiling() and by_onednn()
 
 
-def mm(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
+def mm(a: Tensor, b: Tensor, *, out: Tensor | None = None, room: Tensor | None = None) -> Tensor:
     """a (m, k) times b (k, n); oneDNN reads b in either order of its axes.
+
+    The result is in `out`, if given. It may be in `room`: MKL writes there, and oneDNN, which only returns new tensors,
+    saves a copy by leaving it alone.
 
     >>> mm(torch.eye(2), torch.ones(2, 3))
     tensor([[1., 1., 1.],
             [1., 1., 1.]])
     """
-    if not takes(a):
-        return torch.mm(a, b, out=out) if out is not None else torch.mm(a, b)
-    product = onednn_linear(a, b.T)
-    return product if out is None else out.copy_(product)
+    if takes(a):
+        product = onednn_linear(a, b.T)
+        return product if out is None else out.copy_(product)
+    place = room if out is None else out
+    return torch.mm(a, b) if place is None else torch.mm(a, b, out=place)
 
 
 def bmm(a: Tensor, b: Tensor, out: Tensor) -> Tensor:

@@ -69,13 +69,15 @@ def _stem(
     plan = plan_for(weight2, strides[1], list(out), precision)
     sizes = _positions(plan, b)
     bias = weight1.new_zeros(c) if bias1 is None else bias1
-    columns = torch.cat([weight1.flatten(1), bias[:, None]], 1).T.to(plan.tap_order.dtype)
+    columns = torch.cat([weight1.flatten(1), bias[:, None]], 1).T.to(plan.dtype)
     hidden = columns.new_empty(sum(sizes) if keep else max(sizes), c)
     places = iter(hidden.split(sizes) if keep else [hidden[:size] for size in sizes])
 
     def image(phase: Phase) -> Tensor:
         patches = _patches(x, weight1.shape, strides, phase)
-        return mm(patches, columns, out=next(places)).relu_().view(prod(phase.inputs), -1)
+        place = next(places)
+        active = torch.clamp_min(mm(patches, columns, room=place), 0.0, out=place)
+        return active.view(prod(phase.inputs), -1)
 
     with torch.autocast("cpu", enabled=False):
         Y, flat = multiply(plan, weight2, b, image, keep)

@@ -118,8 +118,8 @@ def cifar10() -> Config:
     `capsnet train --preset cifar10`
     """
     return Config(
-        data="cifar10", validation=5000, epochs=32, optimizer="adamw", lr=0.006, schedule="one-cycle", weight_decay=0.05,
-        average=0.999, precision="bf16",
+        data="cifar10", validation=5000, epochs=32, optimizer="adamw", lr=0.006, schedule="one-cycle",
+        weight_decay=0.05, average=0.999, precision="bf16",
         model=CapsNetConfig(
             (3, 32, 32), stem="residual", stem_channels=(48, 96, 96, 192, 192), stem_kernels=(3, 3, 3, 3, 3),
             stem_strides=(1, 2, 1, 2, 1), primary_types=16, primary_kernel=2, primary_stride=2, shared=True,
