@@ -60,6 +60,7 @@ def test_positive_coupling_synchronises_and_negative_coupling_does_not(sign: int
     torch.manual_seed(0)
     layer = KuramotoLayer(1, (4, 4), kernel=7, steps=60, step=0.3)
     nn.init.constant_(layer.coupling, 0.1 * sign)
+    nn.init.uniform_(layer.start, -math.pi, math.pi)
     _, oscillations = layer(torch.ones(1, 1, 4, 4), trace=True)
     order = torch.exp(1j * oscillations.phases[-1]).mean().abs()
     assert (order > 0.99) == together
@@ -67,6 +68,7 @@ def test_positive_coupling_synchronises_and_negative_coupling_does_not(sign: int
 
 def test_silent_units_pull_nobody() -> None:
     layer = KuramotoLayer(1, (1, 2), kernel=3, steps=5)
+    nn.init.uniform_(layer.start, -math.pi, math.pi)
     m = torch.tensor([[[[1.0, 0.0]]]])
     _, oscillations = layer(m, trace=True)
     loud, silent = oscillations.phases[:, 0, 0, 0].unbind(-1)
@@ -81,6 +83,12 @@ def test_the_mean_field_weighs_phases_by_amplitude() -> None:
     assert float(field.re) == pytest.approx(-0.5, abs=1e-4)
     assert field.im is not None
     assert float(field.im) == pytest.approx(0, abs=1e-4)
+
+
+def test_each_channel_starts_at_a_phase_of_its_own() -> None:
+    start = KuramotoLayer(4, (2, 3), kernel=3).start
+    assert torch.equal(start, start[:, :1, :1].expand_as(start))
+    torch.testing.assert_close(start[:, 0, 0], torch.arange(4) * math.pi / 2)
 
 
 def test_an_even_kernel_is_refused() -> None:

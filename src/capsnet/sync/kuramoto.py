@@ -3,7 +3,7 @@ Serre and VanRullen 2025, "Enhancing deep neural networks through complex-valued
 synchronization dynamics").
 
 A unit in channel d at position x has an amplitude m, given by the image and constant, and a phase φ that starts at a
-learnt value and moves K steps:
+learnt value, at first the same everywhere in its channel, and moves K steps:
 
     φ_d(x) ← φ_d(x) + γ Σ_{c, δ} J_dc(δ) m_c(x + δ) sin(φ_c(x + δ) − φ_d(x))
 
@@ -64,10 +64,15 @@ class KuramotoLayer(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Neighbours attract each other a little; initial phases are all over the circle."""
-        fan = self.coupling[0].numel()
-        nn.init.normal_(self.coupling, mean=1 / fan, std=1 / math.sqrt(fan))
-        nn.init.uniform_(self.start, -math.pi, math.pi)
+        """Neighbours attract each other, almost equally; each channel starts at a phase of its own.
+
+        Where phases start at random at every position, the layers above see noise first and learn much more slowly.
+        """
+        channels, fan = len(self.start), self.coupling[0].numel()
+        nn.init.normal_(self.coupling, mean=2 / fan, std=0.1 / math.sqrt(fan))
+        with torch.no_grad():
+            evenly = torch.arange(channels, dtype=self.start.dtype, device=self.start.device) * (2 * math.pi / channels)
+            self.start.copy_(evenly[:, None, None].expand_as(self.start))
 
     def pull(self, amplitude: Tensor, phase: Tensor) -> Tensor:
         """Σ J m sin(φ' − φ) for every unit. (b, c, h, w) → (b, c, h, w)."""
