@@ -241,7 +241,7 @@ def test_by_hand_oscillators_in_phase_take_one_colour(page: Page) -> None:
     routing = KuramotoRouting(iterations=10, step=0.2)
     routing.build(Sizes(4, 2, 2, 2, types=4))
     for coupling, groups in ((0.0, ["0", "0", "0", ""]), (6.0, ["0"] * 4)):
-        move_slider(page, "#hand-coupling", coupling)
+        move_slider(page, "#hand-option-coupling", coupling)
         page.evaluate("() => lab.update({ hand: { t: 99, line: 0 } })")
         painted(page)
         torch.nn.init.constant_(routing.kappa, coupling)

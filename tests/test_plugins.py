@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from capsnet import load_plugin, plugins
 from capsnet.data.registry import DATASETS
@@ -18,6 +19,7 @@ from capsnet.models.capsnet import CapsNet
 from capsnet.models.config import CapsNetConfig
 from capsnet.models.registry import MODELS, model_from_dict, model_to_dict
 from capsnet.models.registry import register as register_model
+from capsnet.nn.layers import DenseCaps
 from capsnet.registry import Registry, registering_from
 from capsnet.routing import ROUTINGS, Routing, RoutingOptions, create, options_for, register
 from packages import install_package
@@ -80,6 +82,35 @@ def test_what_is_not_a_plugin_is_refused(tmp_path: Path, file: str, message: str
     (tmp_path / "text.txt").write_text("x = 1")
     with pytest.raises(UserError, match=message):
         load_plugin(tmp_path / file)
+
+
+def test_a_plugin_that_fails_names_the_line(tmp_path: Path) -> None:
+    (tmp_path / "fails.py").write_text("x = 1\nimport capsnet.nowhere\n")
+    with pytest.raises(UserError, match=r"fails\.py cannot be loaded \(line 2\): ModuleNotFoundError"):
+        load_plugin(tmp_path / "fails.py")
+
+
+def test_a_routing_without_a_route_is_refused(tmp_path: Path) -> None:
+    load_plugin(plugin(tmp_path, "idle.py", "idle"))
+    with pytest.raises(UserError, match="the routing 'idle' has no method route"):
+        DenseCaps(6, 3, 5, 4, routing="idle")(torch.zeros(2, 6, 3))
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        ("u_hat.mean(1)", "route of the routing 'odd' should return a Routed, not a Tensor"),
+        ("Routed(u_hat.mean(2), u_hat[..., 0].mean(2))", r"here \(b, 5, 4\) and \(b, 5\), and returned \(2, 6, 4\)"),
+    ],
+)
+def test_what_a_route_returns_is_checked(tmp_path: Path, returned: str, message: str) -> None:
+    (tmp_path / "odd.py").write_text(
+        "from capsnet.routing import Routed, Routing, register\n@register('odd')\nclass Odd(Routing):\n"
+        f"    def route(self, u_hat, a, parents, trace):\n        return {returned}\n"
+    )
+    load_plugin(tmp_path / "odd.py")
+    with pytest.raises(UserError, match=message):
+        DenseCaps(6, 3, 5, 4, routing="odd")(torch.zeros(2, 6, 3))
 
 
 def test_only_what_is_not_built_in_is_needed(tmp_path: Path) -> None:

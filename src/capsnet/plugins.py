@@ -12,6 +12,7 @@ import hashlib
 import importlib.util
 import shlex
 import sys
+import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -63,7 +64,9 @@ def load_plugin(path: str | Path) -> None:
     except SyntaxError as error:
         raise UserError(f"the plugin {path} has a syntax error in line {error.lineno}: {error.msg}.") from error
     except Exception as error:  # somebody else's code may fail in any way
-        raise UserError(f"the plugin {path} cannot be loaded: {error!r}.") from error
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
+        where = f" (line {lines[-1]})" if lines else ""
+        raise UserError(f"the plugin {path} cannot be loaded{where}: {error!r}.") from error
     _loaded[file] = sha256
 
 

@@ -221,6 +221,12 @@ def test_couplings_sum_to_what_the_algorithm_declares(name: str, kind: str) -> N
         assert (sums - 1).abs().max() > 0.05
 
 
+@pytest.mark.parametrize("iterations", [2.5, "3", None])
+def test_iterations_are_an_integer(iterations: object) -> None:
+    with pytest.raises(UserError, match="should be an integer"):
+        options_for("em", iterations=iterations)
+
+
 @pytest.mark.parametrize("name", ITERATIVE)
 def test_iterations_can_be_changed_for_one_call(name: str) -> None:
     layer = dense(name)

@@ -42,6 +42,8 @@ class Models:
 
 def models(argv: list[str]) -> int:
     flags = parse(Models, "models", argv)
+    if flags.name and not zoo.is_shipped(flags.name) and Path(flags.name).is_dir():
+        raise UserError(f"{flags.name} is a run, and only shipped models have a card: see results.json in the run.")
     if flags.name:
         return show_card(zoo.card(flags.name), flags.json)
     shipped = [zoo.card(name) for name in zoo.names()]

@@ -151,7 +151,8 @@ class Routing(nn.Module):
             if not trace and parents is ALL and (routed := self.without_votes(u, W, a)) is not None:
                 return routed
             a = lower_activations(u, a) if self.own_activations else None
-            return self.route(self.votes(u, W), a, parents, trace)
+            u_hat = self.votes(u, W)
+            return check_routed(self.route(u_hat, a, parents, trace), u_hat, self.name)
 
     def without_votes(self, u: Tensor, W: Tensor, a: Tensor | None) -> Routed | None:
         """Route a dense layer without forming votes, if an algorithm can and it is faster; None is the plain way."""
@@ -175,7 +176,7 @@ class Routing(nn.Module):
         `a` (b, i) are the lower activations where the algorithm computes activations of its own, and None otherwise:
         then the lengths of the votes carry them. Called with votes alone, an algorithm takes None as all 1.
         """
-        raise NotImplementedError
+        raise UserError(f"the routing '{self.name}' has no method route(self, u_hat, a, parents, trace): write one.")
 
     def over_batch(self, activations: Tensor) -> Tensor:
         """What remains to be done with activations (…, j) once the whole batch is known, such as a batch norm.
@@ -245,6 +246,20 @@ def check_activations(u: Tensor, a: Tensor) -> None:
             f"lower activations are in [0, 1] and these go from {low:g} to {high:g}: "
             f"squash them, or pass None to use the lengths of the poses."
         )
+
+
+def check_routed(routed: Routed, u_hat: Tensor, name: str) -> Routed:
+    """Refuse what a plugin's `route` should not return; further up, nothing would point to it."""
+    if not isinstance(routed, Routed):
+        raise UserError(f"route of the routing '{name}' should return a Routed, not a {type(routed).__name__}.")
+    poses, activations = routed.poses.shape, routed.activations.shape
+    if poses[1:] != u_hat.shape[2:] or activations[1:] != u_hat.shape[2:3]:
+        raise UserError(
+            f"route of the routing '{name}' should return poses (b, j, q) and activations (b, j), here "
+            f"(b, {u_hat.shape[2]}, {u_hat.shape[3]}) and (b, {u_hat.shape[2]}), and returned {tuple(poses)} and "
+            f"{tuple(activations)}."
+        )
+    return routed
 
 
 def lower_activations(u: Tensor, a: Tensor | None) -> Tensor:

@@ -6,6 +6,7 @@ This module imports no torch, because configs import it.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from numbers import Integral
 from typing import ClassVar
 
 from capsnet.errors import UserError
@@ -40,6 +41,8 @@ class IterativeOptions(RoutingOptions):
         return f"{super().describe()}, {self.iterations} iteration{'s' if self.iterations > 1 else ''}"
 
     def __post_init__(self) -> None:
+        if not isinstance(self.iterations, Integral):
+            raise UserError(f"iterations={self.iterations!r} should be an integer, and 3 is the paper's choice.")
         if not 1 <= self.iterations <= MOST_ITERATIONS:
             raise UserError(
                 f"iterations={self.iterations} is out of range: routing takes between 1 and {MOST_ITERATIONS} "

@@ -32,9 +32,10 @@ class TrainingBar(Watcher):
         self.began = (run.step, time.monotonic())
         parameters = sum(p.numel() for p in run.model.parameters())
         epochs = "1 epoch" if run.config.epochs == 1 else f"{run.config.epochs} epochs"
+        steps = "1 step" if len(run.batches) == 1 else f"{len(run.batches)} steps"
         say(
             f"{run.config.preset} on {run.config.data}: {parameters:,} parameters, "
-            f"{len(run.splits.train):,} training images, {epochs} of {len(run.batches)} steps "
+            f"{len(run.splits.train):,} training images, {epochs} of {steps} "
             f"{self.place(run)}"
         )
         self.progress.start()

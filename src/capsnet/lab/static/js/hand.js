@@ -219,7 +219,7 @@ function paintChoice(view, { first, second }) {
   [first, second].forEach(({ offer }, k) => say(view.summaries[k], offer.summary));
   if (view.controlsOf === first.name) return;
   view.controlsOf = first.name;
-  view.controls = optionControls(first.offer.options, { prefix: "hand-", origin: "The default is",
+  view.controls = optionControls(first.offer.options, { prefix: "hand-option-", origin: "The default is",
     change: (name, value) => view.lab.update({ hand: { options: { [name]: value }, ...(first.name === "dynamic" ? START : END) } }) });
   view.options.replaceChildren(...view.controls.map(({ node }) => node));
 }
