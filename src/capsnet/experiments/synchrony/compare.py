@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 SIDE, RATE, JUDGED = 36, 0.003, 1000  # pixels, peak learning rate, test images whose groups are measured
 DATA = {"digits": ("multimnist", 10), "shapes": ("digits-and-shapes", 13)}
 SCENES = {"digits": "two digits", "shapes": "digit and shape"}
-EPOCHS = {"smoke": 1, "hour": 1, "day": 4}  # of 58,000 pairs; half as many with shapes
+EPOCHS = {"smoke": 1, "hour": 1, "day": 3}  # of 58,000 pairs; half as many with shapes
 GUIDANCE = 5.0  # weight of the loss that sees the pixels
 NETWORKS = {
     "sync": "sync",
