@@ -511,3 +511,5 @@ def test_strides_instead_of_max_pooling_keep_every_shape() -> None:
     assert not any(isinstance(module, torch.nn.MaxPool2d) for module in models[1].modules())
     assert models[1](torch.rand(2, 1, 40, 40)).activations.shape == (2, 10)
     assert "stride 2" in models[1].describe()
+    odd = replace(pooled, image_shape=(1, 29, 28), strided=True)  # a padded convolution rounds up
+    assert build(odd)(torch.rand(2, 1, 29, 28)).activations.shape == (2, 10)
