@@ -119,6 +119,8 @@ def test_training_windows_move_and_test_windows_are_central() -> None:
     batch = Batches(splits.train, 16, epochs=2).batch(len(splits.train) // 16 + 1)
     assert batch.images.shape == (16, 2, 32, 32)
     assert splits.test.in_memory().image_shape == (2, 32, 32)
+    asked = data.load(f"{SMALL},crop=32", validation=0, image_size=(32, 32)).test  # windows, not smaller images
+    assert torch.equal(asked.gather(index).images, splits.test.gather(index).images)
 
 
 def test_a_thinned_set_is_part_of_the_complete_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
