@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from capsnet import kernels, plugins
-from capsnet.data import Batch
+from capsnet.data import Batch, multi_hot
 from capsnet.errors import UserError
 from capsnet.evaluate import evaluate, mean_and_std
 from capsnet.kernels.allocator import keep_memory
@@ -42,7 +42,6 @@ from capsnet.models.base import Model, Output
 from capsnet.models.capsnet import CapsNet
 from capsnet.models.config import CapsNetConfig, ModelConfig
 from capsnet.models.registry import build, model_from_dict, model_to_dict
-from capsnet.nn.functional import one_hot
 from capsnet.processes import Helper, serve
 from capsnet.routing.options import DynamicOptions
 from capsnet.timing import timed
@@ -145,7 +144,7 @@ class Worker:
     def make_batch(self, size: int) -> Batch:
         labels = torch.arange(size) % self.case.model.num_classes
         images = torch.rand(size, *self.case.model.image_shape)
-        return Batch(images, one_hot(labels, self.case.model.num_classes), labels, torch.arange(size))
+        return Batch(images, multi_hot(labels, self.case.model.num_classes), labels, torch.arange(size))
 
     def path(self) -> Any:
         return kernels.plain() if self.side == "plain" else nullcontext()
