@@ -151,7 +151,7 @@ def test_a_damaged_file_is_rendered_again(
 def test_a_cache_that_cannot_be_written_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "taken").write_text("a file")
     monkeypatch.setenv("CAPSNET_DATA", str(tmp_path / "taken"))
-    with pytest.raises(UserError, match=r"viewpoints cannot be stored in .*: Not a directory"):
+    with pytest.raises(UserError, match=r"viewpoints cannot be written to \(Not a directory\): free some space"):
         pairs_of(0, 0, Options(every=6))
 
 
