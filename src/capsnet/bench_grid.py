@@ -2,8 +2,8 @@
 
 `compare` measures a training step of the 68,754-parameter network (32×32×2 images, five classes), plain and fast in
 turns in one process. `large` measures a training step on images of 3×227×227 with 196 classes, and how the cost of a
-layer grows when one quantity doubles; every case runs in a separate process, which reports its
-seconds and its peak memory.
+layer grows when one quantity doubles; every case runs in a separate process, which reports its seconds and its peak
+memory.
 """
 
 from __future__ import annotations

@@ -148,7 +148,7 @@ def as_member(launch: Launch, watch: Watch, work: Callable[[], int], stderr: Tex
 
 
 def fail(launch: Launch, watch: Watch, message: str, stderr: TextIO) -> int:
-    """Report a failure, unless another process was first; rank 0 may report first what all of them meet."""
+    """Report a failure, unless another process was first; rank 0 is the first to report what all of them run into."""
     if launch.rank and watch.failed(HEAD_START):
         return FAILED
     if watch.claim(message):

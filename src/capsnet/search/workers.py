@@ -52,7 +52,7 @@ class Crew:
         return process, log
 
     def look_after(self) -> bool:
-        """Replace workers that were killed, hear those that failed; whether any is still at work."""
+        """Replace workers that were killed, and keep the last message of those that failed; whether any is running."""
         for worker, log in [each for each in self.workers if each[0].poll() is not None]:
             self.workers.remove((worker, log))
             if worker.returncode < 0 or worker.returncode == INTERRUPTED:
