@@ -72,7 +72,7 @@ class Running:
 @contextmanager
 def running_lab(*words: str) -> Iterator[Running]:
     """`capsnet lab` with these arguments until the block ends."""
-    command = [sys.executable, "-m", "capsnet.cli", "lab", *words, "--no-browser", "--json", "--plugin", str(PLUGIN)]
+    command = [sys.executable, "-m", "capsnet", "lab", *words, "--no-browser", "--json", "--plugin", str(PLUGIN)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None

@@ -156,16 +156,15 @@ def test_impossible_benchmarks_are_refused_at_once(
 MANY_CLASSES = """
 import resource, torch
 from capsnet.train.config import CapsNetConfig, Config
-from capsnet.data import Batch
-from capsnet.nn.functional import one_hot
+from capsnet.data import Batch, multi_hot
 from capsnet.models import CapsNet
-from capsnet.train.loop import compute_loss
+from capsnet.train.steps import compute_loss
 
 config = Config(model=CapsNetConfig(image_shape=(3, 96, 96), num_classes=200, shared=True))
 model = CapsNet(config.model)
 optimizer = torch.optim.Adam(model.parameters())
 labels = torch.arange(16)
-batch = Batch(torch.rand(16, 3, 96, 96), one_hot(labels, 200), labels, labels)
+batch = Batch(torch.rand(16, 3, 96, 96), multi_hot(labels, 200), labels, labels)
 loss = compute_loss(model, batch, config).total
 loss.backward()
 optimizer.step()
@@ -184,7 +183,7 @@ def test_200_classes_on_96_pixels_train_at_batch_16_inside_8_gb() -> None:
 
 
 def test_an_interrupted_benchmark_ends_without_a_traceback() -> None:
-    command = [sys.executable, "-m", "capsnet.cli", "bench", "--quick"]
+    command = [sys.executable, "-m", "capsnet", "bench", "--quick"]
     listening = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # what a shell starts in the background does not
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=listening

@@ -45,7 +45,7 @@ FLAGS = sorted({(words[1], word) for page in PAGES for words in commands(page.re
 
 
 def start(words: list[str], folder: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "capsnet.cli", *words[1:]]
+    command = [sys.executable, "-m", "capsnet", *words[1:]]
     return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 

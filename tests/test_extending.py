@@ -213,12 +213,12 @@ def test_an_installed_package_is_used_by_name_in_new_processes(tmp_path: Path) -
     done = python("-m", "pip", "install", *options, str(tmp_path / "package"))
     assert done.returncode == 0, done.stderr
     words = shortened(["train", "--model.routing", "sharp", "--out", "runs/packed"])
-    trained = python("-m", "capsnet.cli", *words, path=tmp_path / "installed")
+    trained = python("-m", "capsnet", *words, path=tmp_path / "installed")
     assert trained.returncode == 0, trained.stderr
     used = python("-c", USE, path=tmp_path / "installed")
     assert used.returncode == 0, used.stderr
     assert used.stdout.splitlines()[-1] == "sharp"
-    without = python("-m", "capsnet.cli", "evaluate", "runs/packed")
+    without = python("-m", "capsnet", "evaluate", "runs/packed")
     assert without.returncode == 2
     assert without.stderr.splitlines() == [
         "capsnet: runs/packed/model.safetensors needs the routing 'sharp' of the plugin capsnet-sharp 0.1: "

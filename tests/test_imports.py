@@ -30,7 +30,7 @@ MAY_IMPORT = {
     "ranges": {"errors"},
     "records": {"errors"},
     "processes": {"errors"},
-    "plugins": {"errors", "registry"},
+    "plugins": {"errors", "notice", "registry"},
     "nn.functional": set(),
     "nn.options": set(),
     "nn.shares": set(),

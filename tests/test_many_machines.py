@@ -118,7 +118,7 @@ def tools(elsewhere: None, tmp_path: Path, tiny_flags: list[str]) -> dict[str, s
     tiny = " ".join([*tiny_flags, "--epochs", "1"])
     python = sys.executable
     programs = {
-        "capsnet": f'exec {python} -m capsnet.cli "$@" {tiny}',
+        "capsnet": f'exec {python} -m capsnet "$@" {tiny}',
         "torchrun": f'case "$*" in *--resume*) more="";; *) more="{tiny}";; esac\n'
         f'exec {python} -m torch.distributed.run "$@" $more',
         "srun": 'exec "$@"',

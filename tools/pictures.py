@@ -39,7 +39,7 @@ THOUGHT = "() => window.lab?.result && window.lab.decoder && window.lab.status =
 @contextlib.contextmanager
 def running_lab() -> Iterator[str]:
     """Run a Lab for the duration of the block; yields its address."""
-    command = [sys.executable, "-m", "capsnet.cli", "lab", "--no-browser", "--json"]
+    command = [sys.executable, "-m", "capsnet", "lab", "--no-browser", "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
         try:
@@ -183,7 +183,7 @@ ANSWERS = """async () => {
 def exported_lab() -> Iterator[str]:
     """Export the default model and serve it for the duration of the block; yields the address."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "capsnet.cli", "lab", "quick-mnist", "--export", f"{folder}/lab"]
+        command = [sys.executable, "-m", "capsnet", "lab", "quick-mnist", "--export", f"{folder}/lab"]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         handler = functools.partial(QuietHandler, directory=folder)
         with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:

@@ -33,16 +33,16 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from capsnet import kernels, plugins
-from capsnet.data import Batch
+from capsnet.data import Batch, multi_hot
 from capsnet.errors import UserError
 from capsnet.evaluate import evaluate, mean_and_std
 from capsnet.kernels.allocator import keep_memory
 from capsnet.kernels.dispatch import has_bf16
+from capsnet.kernels.products import mm
 from capsnet.models.base import Model, Output
 from capsnet.models.capsnet import CapsNet
 from capsnet.models.config import CapsNetConfig, ModelConfig
 from capsnet.models.registry import build, model_from_dict, model_to_dict
-from capsnet.nn.functional import one_hot
 from capsnet.processes import Helper, serve
 from capsnet.routing.options import DynamicOptions
 from capsnet.timing import timed
@@ -53,6 +53,7 @@ from capsnet.train.presets import get_preset
 PUBLIC = ("public", "public-stopped")
 SIDES = (*PUBLIC, "plain", "fast", "fast-bf16")
 INFERENCE_BATCH = 128
+GEMM_SIZE = 2048  # of the square matrices whose product is timed
 
 
 class PublicStyle(Model):
@@ -145,7 +146,7 @@ class Worker:
     def make_batch(self, size: int) -> Batch:
         labels = torch.arange(size) % self.case.model.num_classes
         images = torch.rand(size, *self.case.model.image_shape)
-        return Batch(images, one_hot(labels, self.case.model.num_classes), labels, torch.arange(size))
+        return Batch(images, multi_hot(labels, self.case.model.num_classes), labels, torch.arange(size))
 
     def path(self) -> Any:
         return kernels.plain() if self.side == "plain" else nullcontext()
@@ -168,6 +169,7 @@ class Worker:
 
     def breakdown(self) -> dict[str, float]:
         """Milliseconds of forward and backward pass by part; each part runs alone on data of the right shape."""
+        self.model.train()  # inference was measured before
         with self.path(), self.precision():
             parts = self.model.stages(self.batch.images, self.batch.targets) | {"Adam": self.optimizer.step}
             return {name: 1e3 * timed(part, 1)[0] for name, part in parts.items()}
@@ -205,10 +207,10 @@ def printed_by(module: str, *words: str) -> Any:
     return json.loads(done.stdout)
 
 
-def gemm_peak(dtype: torch.dtype = torch.float32, size: int = 2048) -> float:
-    """The machine's fastest matrix product, in GFLOP/s."""
-    a, b = torch.randn(size, size).to(dtype), torch.randn(size, size).to(dtype)
-    return 2 * size**3 / min(timed(lambda: a @ b, 8)) / 1e9
+def gemm_peak(dtype: torch.dtype) -> float:
+    """The machine's fastest matrix product, in GFLOP/s, by the library that the kernels use."""
+    a, b = torch.randn(GEMM_SIZE, GEMM_SIZE).to(dtype), torch.randn(GEMM_SIZE, GEMM_SIZE).to(dtype)
+    return 2 * GEMM_SIZE**3 / min(timed(lambda: mm(a, b), 8)) / 1e9
 
 
 def cpu_name() -> str:
@@ -271,7 +273,7 @@ def take_turns(sides: Sequence[Side], repeats: int, tick: Callable[[], None], **
     return seconds
 
 
-def measure(case: Case, *, repeats: int, details: bool, on_tick: Tick | None = None) -> dict[str, Any]:
+def measure(case: Case, *, repeats: int, details: bool, on_tick: Tick) -> dict[str, Any]:
     """Measure one case: training, inference on a batch and on one image, memory and, with `details`, time by part."""
     build(case.model, device=torch.device("meta"))  # report an impossible network once, not in each variant
     total = (2 * (repeats + 1) + 3 * repeats + 1) * len(case.sides)
@@ -280,8 +282,7 @@ def measure(case: Case, *, repeats: int, details: bool, on_tick: Tick | None = N
     def tick() -> None:
         nonlocal done
         done += 1
-        if on_tick:
-            on_tick(done, total)
+        on_tick(done, total)
 
     with started(case.sides, case) as sides:
         train = take_turns(sides, repeats, tick, do="train", steps=1)
@@ -297,9 +298,9 @@ def measure(case: Case, *, repeats: int, details: bool, on_tick: Tick | None = N
         return result
 
 
-def where_time_goes(sides: Sequence[Side], repeats: int = 5) -> dict[str, dict[str, float]]:
-    """Median milliseconds by part and variant; the variants alternate after a warm-up round."""
-    turns = [{side.name: side.ask(do="breakdown") for side in sides} for _ in range(repeats + 1)][1:]
+def where_time_goes(sides: Sequence[Side]) -> dict[str, dict[str, float]]:
+    """Median milliseconds by part and variant over five rounds after a warm-up; the variants alternate."""
+    turns = [{side.name: side.ask(do="breakdown") for side in sides} for _ in range(6)][1:]
     return {
         side.name: {
             part: round(statistics.median(turn[side.name][part] for turn in turns), 1) for part in turns[0][side.name]
@@ -389,7 +390,7 @@ def sweep_cases() -> dict[str, list[tuple[str, Case]]]:
     }
 
 
-def sweep(repeats: int = 3, on_tick: Tick | None = None) -> list[dict[str, Any]]:
+def sweep(repeats: int, on_tick: Tick) -> list[dict[str, Any]]:
     """Seconds of a training step of the variants plain and fast, for each case of the sweep."""
     cases = [(quantity, value, case) for quantity, rows in sweep_cases().items() for value, case in rows]
     rows = []
@@ -399,8 +400,7 @@ def sweep(repeats: int = 3, on_tick: Tick | None = None) -> list[dict[str, Any]]
             peaks = {side.name: round(side.ask(do="peak")) for side in sides}
         median = {name: round(statistics.median(values), 5) for name, values in seconds.items()}
         rows.append({"quantity": quantity, "value": value, "seconds": median, "peak_mb": peaks})
-        if on_tick:
-            on_tick(number + 1, len(cases))
+        on_tick(number + 1, len(cases))
     return rows
 
 
@@ -417,28 +417,27 @@ def told_to_emulate() -> Iterator[None]:
             os.environ["CAPSNET_EMULATE_BF16"] = before
 
 
-def precision(seeds: int = 3, epochs: int = 1, on_tick: Tick | None = None) -> dict[str, Any]:
-    """Validation error of short training runs of the quick preset in float32 and bfloat16, with the same seeds.
+def precision(on_tick: Tick) -> dict[str, Any]:
+    """Validation error of the quick preset after an epoch in float32 and in bfloat16, with the same three seeds.
 
     Without hardware support bfloat16 is emulated, which is slow but gives the same numbers.
     """
     emulated = not has_bf16()
     errors: dict[str, list[float]] = {"fp32": [], "bf16": []}
     with told_to_emulate():
-        for seed in range(seeds):
+        for seed in range(3):
             for kind, found in errors.items():
-                config = replace(get_preset("quick"), validation=10_000, epochs=epochs, seed=seed)
+                config = replace(get_preset("quick"), validation=10_000, epochs=1, seed=seed)
                 config = replace(config, precision=kind)  # type: ignore[arg-type]
                 run = loop.prepare(config, Path())
                 while run.step < run.steps:
                     steps.train_step(run)
                     done = sum(map(len, errors.values())) * run.steps + run.step
-                    if on_tick:
-                        on_tick(done, 2 * seeds * run.steps)
+                    on_tick(done, 2 * 3 * run.steps)
                 found.append(evaluate(run.model, run.splits.validation).error_percent)
     summary = {kind: dict(zip(("mean", "std"), mean_and_std(found), strict=True)) for kind, found in errors.items()}
     return {kind: {"errors": errors[kind], **summary[kind]} for kind in errors} | {
         "emulated": emulated,
-        "epochs": epochs,
+        "epochs": 1,
         "data": "mnist, with 10,000 training images held out for validation",
     }

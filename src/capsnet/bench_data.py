@@ -37,7 +37,7 @@ from capsnet.kernels.allocator import keep_memory
 from capsnet.processes import Helper, serve
 from capsnet.terminal import Counter
 from capsnet.timing import timed
-from capsnet.train import loop
+from capsnet.train import loop, steps
 from capsnet.train.presets import get_preset
 
 WAYS = ("memory", "disk", "cold")
@@ -97,9 +97,9 @@ class Reader:
         self.train(1)
         self.start = time.perf_counter() - began
 
-    def train(self, steps: int) -> float:
+    def train(self, number: int) -> float:
         """Seconds of some training steps."""
-        return sum(timed(lambda: loop.train_step(self.run), steps))
+        return sum(timed(lambda: steps.train_step(self.run), number))
 
     def epoch(self) -> float:
         """Seconds of the batches of an epoch."""

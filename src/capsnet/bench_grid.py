@@ -2,8 +2,8 @@
 
 `compare` measures a training step of the 68,754-parameter network (32×32×2 images, five classes), plain and fast in
 turns in one process. `large` measures a training step on images of 3×227×227 with 196 classes, and how the cost of a
-layer grows when one quantity doubles; every case runs in a separate process, which reports its
-seconds and its peak memory.
+layer grows when one quantity doubles; every case runs in a separate process, which reports its seconds and its peak
+memory.
 """
 
 from __future__ import annotations
@@ -19,12 +19,11 @@ import torch
 
 from capsnet import kernels
 from capsnet.bench import peak_megabytes, printed_by
-from capsnet.data import Batch
+from capsnet.data import Batch, multi_hot
 from capsnet.kernels.allocator import keep_memory
 from capsnet.models.config import LossConfig
 from capsnet.models.matrix import MatrixCapsNet, MatrixConfig
 from capsnet.nn.conv import ClassCaps, ConvCaps
-from capsnet.nn.functional import one_hot
 from capsnet.routing.base import options_for
 from capsnet.timing import alternate, timed
 
@@ -114,7 +113,7 @@ def network_step(config: MatrixConfig, batch: int) -> Callable[[], None]:
     model = MatrixCapsNet(config)
     optimizer = torch.optim.Adam(model.parameters(), fused=True)
     labels = torch.arange(batch) % config.num_classes
-    examples = Batch(torch.rand(batch, *config.image_shape), one_hot(labels, config.num_classes), labels, labels)
+    examples = Batch(torch.rand(batch, *config.image_shape), multi_hot(labels, config.num_classes), labels, labels)
 
     def step() -> None:
         loss = model.loss(model(examples.images), examples, LossConfig()).total

@@ -11,6 +11,11 @@ class UserError(ValueError):
     """An input is wrong; the message says what was given, what was expected and how to fix it."""
 
 
+def explained(error: OSError) -> str:
+    """What the operating system refuses, in one line without a traceback."""
+    return f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}"
+
+
 def unknown(kind: str, name: str, choices: Iterable[str]) -> UserError:
     """The error for an unknown name, with the nearest name and all choices.
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from capsnet.errors import UserError
+from capsnet.notice import say
 from capsnet.registry import BUILT_IN, Registry, registering_from
 
 _loaded: dict[Path, str] = {}  # plugin file → SHA-256 of what was loaded
@@ -149,4 +150,4 @@ def warn_if_changed(need: Need, now: Need, what: str) -> None:
     _warned.add((need, now.sha256))
     then = f"another version of the plugin {need.plugin}" if need.plugin == now.plugin else f"the plugin {need.plugin}"
     used = "" if need.plugin == now.plugin else f", and {now.plugin} is used now"
-    print(f"capsnet: {what} was made with {then}{used}: results may differ.", file=sys.stderr)
+    say(f"capsnet: {what} was made with {then}{used}: results may differ.")

@@ -34,8 +34,8 @@ from capsnet.errors import UserError
 from capsnet.io import checkpoint
 from capsnet.io.transfer import header_of, start_from
 from capsnet.models.base import PRESENT, Model, evaluating
-from capsnet.models.capsnet import grid_size
 from capsnet.models.config import CapsNetConfig, LossConfig, ModelConfig
+from capsnet.models.stem import grid_size
 from capsnet.routing.base import options_for
 from capsnet.routing.options import RoutingOptions
 from capsnet.train import loop, runs

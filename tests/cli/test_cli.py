@@ -18,10 +18,14 @@ from PIL import Image
 from capsnet import data
 from capsnet.cli import VERBS, main
 from capsnet.cli.inputs import training_config
+from capsnet.data.views import CATEGORIES
+from capsnet.evaluate import evaluate
 from capsnet.io import checkpoint
 from capsnet.io.records import Certificate
-from capsnet.models.config import CapsNetConfig
+from capsnet.models.config import CapsNetConfig, CNNConfig
 from capsnet.models.registry import build
+from capsnet.train.config import Config
+from capsnet.train.records import to_dict
 from pictures import photo_of, write_folder
 
 Capture = pytest.CaptureFixture[str]
@@ -139,7 +143,7 @@ def test_a_finished_or_missing_run_cannot_be_resumed(run: Path, tmp_path: Path, 
 def test_ctrl_c_keeps_a_checkpoint_and_says_how_to_go_on(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     few = ["--train-limit", "2000", "--batch-size", "8", "--epochs", "99", "--no-tensorboard"]
-    command = [sys.executable, "-m", "capsnet.cli", "train", "--out", str(folder), *few]
+    command = [sys.executable, "-m", "capsnet", "train", "--out", str(folder), *few]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         while not (folder / "metrics.jsonl").exists() and process.poll() is None:
             time.sleep(0.1)
@@ -384,6 +388,17 @@ def test_a_grey_model_of_oblong_images_is_evaluated_on_any_folder_in_any_order(t
     assert main(["evaluate", str(tmp_path / "n.safetensors"), "--data", f"folder:{root}", "--json"]) == 0
     straight = json.loads(capsys.readouterr().out)["error_percent_by_class"]
     assert {name: 100 - error for name, error in straight.items()} == pytest.approx(swapped)
+
+
+def test_a_model_of_stereo_pairs_is_evaluated_on_windows_of_them(tmp_path: Path, capsys: Capture) -> None:
+    model = build(CNNConfig((2, 32, 32), 5, (4,), (3,), (4,), ()))
+    model.classes = CATEGORIES
+    name = "viewpoints:every=6,crop=32"
+    trained = Certificate(to_dict(Config(data=name, validation=0, model=model.config)))
+    checkpoint.save_model(tmp_path / "m.safetensors", model, trained)
+    assert main(["evaluate", str(tmp_path / "m.safetensors"), "--json"]) == 0
+    test = data.load(name, validation=0).test
+    assert json.loads(capsys.readouterr().out)["errors"] == evaluate(model.eval(), test).errors
 
 
 def test_a_table_of_several_labels_is_trained_on_and_all_that_are_there_are_named(

@@ -81,7 +81,7 @@ def routing(tmp_path: Path) -> str:
 def test_a_routing_of_a_plugin_is_trained_and_used_in_another_process(routing: str, tiny_flags: list[str]) -> None:
     words = ["--model.routing", "mean", "--model.routing.scale", "0.5", "--no-report", "--no-tensorboard"]
     assert main(["train", "--plugin", routing, *words, *tiny_flags, "--out", "run"]) == 0
-    command = [sys.executable, "-m", "capsnet.cli", "evaluate", "run"]
+    command = [sys.executable, "-m", "capsnet", "evaluate", "run"]
     used = subprocess.run([*command, "--plugin", routing, "--json"], capture_output=True, check=True)
     assert json.loads(used.stdout)["n"] == 8
     without = subprocess.run(command, capture_output=True, text=True, check=False)

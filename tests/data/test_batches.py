@@ -132,7 +132,6 @@ def test_a_batch_holds_what_its_index_says() -> None:
     assert torch.equal(batch.images, data.images[batch.index].float() / 255)
     assert torch.equal(batch.labels, data.labels[batch.index])
     assert torch.equal(batch.targets.argmax(1), batch.labels)
-    assert Batches(data, 6, shuffle=False).batch(1).index.tolist() == [6, 7, 8, 9, 10, 11]
 
 
 def test_a_dataset_smaller_than_a_batch_is_used_whole() -> None:

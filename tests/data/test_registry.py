@@ -110,7 +110,7 @@ def test_a_plugins_dataset_trains_evaluates_and_predicts_from_the_command_line(
     assert json.loads(capsys.readouterr().out)["predictions"][0]["label"] in ("disc", "square")
     assert main(["data", "list", "--json", *plugin]) == 0
     assert "shapes" in [row["name"] for row in json.loads(capsys.readouterr().out)["data"]]
-    command = [sys.executable, "-m", "capsnet.cli", "evaluate", run]
+    command = [sys.executable, "-m", "capsnet", "evaluate", run]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "needs the dataset 'shapes' of the plugin my_dataset.py: add --plugin my_dataset.py" in done.stderr

@@ -119,6 +119,8 @@ def test_training_windows_move_and_test_windows_are_central() -> None:
     batch = Batches(splits.train, 16, epochs=2).batch(len(splits.train) // 16 + 1)
     assert batch.images.shape == (16, 2, 32, 32)
     assert splits.test.in_memory().image_shape == (2, 32, 32)
+    asked = data.load(f"{SMALL},crop=32", validation=0, image_size=(32, 32)).test  # windows, not smaller images
+    assert torch.equal(asked.gather(index).images, splits.test.gather(index).images)
 
 
 def test_a_thinned_set_is_part_of_the_complete_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,7 +151,7 @@ def test_a_damaged_file_is_rendered_again(
 def test_a_cache_that_cannot_be_written_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "taken").write_text("a file")
     monkeypatch.setenv("CAPSNET_DATA", str(tmp_path / "taken"))
-    with pytest.raises(UserError, match=r"viewpoints cannot be stored in .*: Not a directory"):
+    with pytest.raises(UserError, match=r"viewpoints cannot be written to \(Not a directory\): free some space"):
         pairs_of(0, 0, Options(every=6))
 
 

@@ -98,7 +98,7 @@ def test_an_ablation_trains_what_is_new_prints_its_table_and_leaves_no_folder_be
 
 def test_an_interrupted_ablation_resumes_with_the_same_command(tiny_flags: list[str]) -> None:
     words = ["ablate", "lr=0.0001", "--seeds", "1", "--name", "mine", *tiny_flags, "--epochs", "60"]
-    command = [sys.executable, "-m", "capsnet.cli", *words]
+    command = [sys.executable, "-m", "capsnet", *words]
     with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         metrics = Path("runs/ablation/mine-own-images/lr=0.0001-seed0/metrics.jsonl")
         while not metrics.exists() and process.poll() is None:

@@ -231,7 +231,7 @@ def test_a_row_that_is_validated_is_never_taken_from_another_run(monkeypatch: py
 def test_a_killed_experiment_comes_to_the_same_results(
     ran: Ran, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = [sys.executable, "-m", "capsnet.cli", "reproduce", "iterations", "--budget", "smoke", "--json"]
+    command = [sys.executable, "-m", "capsnet", "reproduce", "iterations", "--budget", "smoke", "--json"]
     first = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     while not list(tmp_path.glob("runs/reproduce/*/mnist-r1*/state.safetensors")) and first.poll() is None:
         time.sleep(0.005)

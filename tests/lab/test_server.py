@@ -702,7 +702,7 @@ def test_without_its_extra_the_lab_says_how_to_install_it(
 
 
 def test_ctrl_c_stops_it_quietly() -> None:
-    words = [sys.executable, "-m", "capsnet.cli", "lab", "--no-browser"]
+    words = [sys.executable, "-m", "capsnet", "lab", "--no-browser"]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
     started = process.stdout.readline()

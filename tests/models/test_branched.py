@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from capsnet.data import Batch
+from capsnet.data import Batch, multi_hot
 from capsnet.errors import UserError
 from capsnet.models.branched import BranchedCapsNet, BranchedConfig
 from capsnet.models.capsnet import CapsNet
 from capsnet.models.config import LossConfig
-from capsnet.nn.functional import one_hot
 from capsnet.nn.losses import margin_loss
 from capsnet.routing import DynamicOptions
 
@@ -68,7 +67,7 @@ def test_the_trace_is_that_of_the_branches_with_their_capsules_in_turn() -> None
 
 
 def test_the_loss_is_the_mean_of_the_branches_losses() -> None:
-    model, images, targets = branched(), torch.rand(4, 1, 12, 12), one_hot(torch.tensor([0, 1, 2, 1]), 3)
+    model, images, targets = branched(), torch.rand(4, 1, 12, 12), multi_hot(torch.tensor([0, 1, 2, 1]), 3)
     output = model.eval()(images)
     loss = model.loss(output, Batch(images, targets, targets, torch.arange(4)), LossConfig(reconstruction=0.0))
     each = [margin_loss(alone(model, images, k).activations, targets) for k in range(2)]

@@ -5,14 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from capsnet.data import Batch
+from capsnet.data import Batch, multi_hot
 from capsnet.errors import UserError
 from capsnet.io import export
 from capsnet.lab.inference import encode
 from capsnet.lab.models import show
 from capsnet.models.config import LossConfig
 from capsnet.models.matrix import MatrixCapsNet, MatrixConfig
-from capsnet.nn.functional import one_hot
 from capsnet.nn.losses import spread_loss
 from capsnet.routing.base import ROUTINGS, options_for
 from capsnet.routing.em import EMOptions
@@ -47,7 +46,7 @@ def test_the_votes_are_as_many_as_published() -> None:
 def batch(n: int = 4) -> Batch:
     torch.manual_seed(0)
     labels = torch.arange(n) % 3
-    return Batch(torch.rand(n, 1, 17, 17), one_hot(labels, 3), labels, torch.arange(n))
+    return Batch(torch.rand(n, 1, 17, 17), multi_hot(labels, 3), labels, torch.arange(n))
 
 
 @pytest.mark.parametrize(("progress", "margin"), [(0.0, 0.2), (0.5, 0.55), (1.0, 0.9)])
@@ -99,7 +98,7 @@ def test_it_learns() -> None:
     images, labels = torch.rand(16, 1, 20, 20) * 0.2, torch.arange(16) % 2
     images[labels == 1, :, 2:8] += 0.8
     images[labels == 0, :, 12:18] += 0.8
-    optimizer, targets = torch.optim.Adam(model.parameters(), 0.01), one_hot(labels, 2)
+    optimizer, targets = torch.optim.Adam(model.parameters(), 0.01), multi_hot(labels, 2)
     for step in range(25):
         loss = spread_loss(model(images).activations, targets, 0.2 + 0.7 * step / 25)
         optimizer.zero_grad()

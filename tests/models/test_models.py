@@ -16,13 +16,14 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn.utils import prune
 
+from capsnet.data import multi_hot
 from capsnet.errors import UserError
 from capsnet.io.transfer import create_model
 from capsnet.models.capsnet import CapsNet
 from capsnet.models.cnn import CNN
 from capsnet.models.config import CapsNetConfig, CNNConfig, LossConfig, ModelConfig
 from capsnet.models.registry import build, parameters
-from capsnet.nn.functional import mask, one_hot
+from capsnet.nn.functional import mask
 from capsnet.nn.layers import DenseCaps
 from capsnet.nn.losses import margin_loss, reconstruction_loss
 from capsnet.routing import DynamicOptions, options_for
@@ -191,7 +192,7 @@ def test_one_class_or_several_are_decoded_each_by_itself() -> None:
     for k in range(2):
         one = model.reconstruct(poses, classes[:, k])
         torch.testing.assert_close(one, several[:, k])
-        torch.testing.assert_close(one, model.decoder(mask(poses, one_hot(classes[:, k], 3))))
+        torch.testing.assert_close(one, model.decoder(mask(poses, multi_hot(classes[:, k], 3))))
 
 
 def test_a_decoding_sees_nothing_of_the_other_classes() -> None:
@@ -446,7 +447,7 @@ def test_one_batch_can_be_learnt_by_heart(changes: dict) -> None:
     model = tiny(**changes)
     generator = torch.Generator().manual_seed(1)
     images, labels = torch.rand(9, 1, 12, 12, generator=generator), torch.arange(9) % 3
-    targets = one_hot(labels, 3)
+    targets = multi_hot(labels, 3)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     for _ in range(150):
         output = model(images)
@@ -511,3 +512,5 @@ def test_strides_instead_of_max_pooling_keep_every_shape() -> None:
     assert not any(isinstance(module, torch.nn.MaxPool2d) for module in models[1].modules())
     assert models[1](torch.rand(2, 1, 40, 40)).activations.shape == (2, 10)
     assert "stride 2" in models[1].describe()
+    odd = replace(pooled, image_shape=(1, 29, 28), strided=True)  # a padded convolution rounds up
+    assert build(odd)(torch.rand(2, 1, 29, 28)).activations.shape == (2, 10)

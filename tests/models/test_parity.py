@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from capsnet import kernels
+from capsnet.data import multi_hot
 from capsnet.kernels import convolution, routing, stem
 from capsnet.models.base import Output
 from capsnet.models.capsnet import CapsNet
 from capsnet.models.config import CapsNetConfig
-from capsnet.nn.functional import one_hot
 from capsnet.nn.losses import margin_loss, reconstruction_loss
 from capsnet.routing import DynamicOptions
 from samples import sample
@@ -67,7 +67,7 @@ def results(model: CapsNet, forward: Callable[[Tensor], Output] | None = None, b
     output = (model if forward is None else forward)(images)
     decoded = model.reconstruct(output.poses, labels)
     assert decoded is not None
-    loss = margin_loss(output.activations, one_hot(labels, 10)) + 0.0005 * reconstruction_loss(decoded, images)
+    loss = margin_loss(output.activations, multi_hot(labels, 10)) + 0.0005 * reconstruction_loss(decoded, images)
     model.zero_grad()
     loss.backward()
     slopes = {f"gradient of {name}": p.grad for name, p in model.named_parameters() if p.grad is not None}

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from capsnet.nn.functional import lengths, mask, matrix_votes, one_hot, squash, votes
+from capsnet.nn.functional import lengths, mask, matrix_votes, squash, votes
 
 SHAPES = st.lists(st.integers(1, 5), min_size=1, max_size=4)
 MAGNITUDES = st.one_of(st.just(0.0), st.floats(-20, 15).map(lambda exponent: 10.0**exponent))
@@ -144,8 +144,3 @@ def test_the_mask_keeps_the_chosen_poses_and_nothing_else() -> None:
     assert torch.equal(kept[1, [0, 2]], poses[1, [0, 2]])
     assert not kept[0, [0, 2]].any()
     assert not kept[1, 1].any()
-
-
-def test_labels_become_sets() -> None:
-    assert one_hot(torch.tensor([2, 0]), 3).tolist() == [[0, 0, 1], [1, 0, 0]]
-    assert one_hot(torch.tensor([[2, 0], [1, 1]]), 3).tolist() == [[1, 0, 1], [0, 1, 0]]

@@ -41,7 +41,7 @@ class Machines:
 
     def __init__(self, url: str, words: list[str], stack: ExitStack) -> None:
         self.url = storage_url(url, "s")
-        command = [sys.executable, "-m", "capsnet.cli", "search", "--storage", url, *words]
+        command = [sys.executable, "-m", "capsnet", "search", "--storage", url, *words]
         for name in MACHINES:
             shutil.copytree("photos", f"{name}/photos")
         self.processes = {

@@ -34,7 +34,7 @@ class Commands:
         self.stack = stack
 
     def start(self, *words: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "capsnet.cli", *words]
+        command = [sys.executable, "-m", "capsnet", *words]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         self.stack.callback(finish, process)
         return process

@@ -430,7 +430,7 @@ def test_weights_that_go_bad_in_the_last_step_write_no_model_and_cost_no_checkpo
     run = loop.start(toy_config(), tmp_path / "run")
     monkeypatch.setattr(loop, "train_step", poison(run, run.steps, name))
     monkeypatch.setattr(loop, "SHORT", 0.0)  # a checkpoint after every epoch, however short
-    with pytest.raises(UserError, match=rf"{name} is not finite after step 12.*Start a new run with"):
+    with pytest.raises(UserError, match=rf"{name} is not finite after step 12.*start a new run with"):
         loop.train(run)
     assert not (tmp_path / "run" / checkpoint.MODEL_FILE).exists()
     assert loop.resume(tmp_path / "run").step == 6
@@ -1003,3 +1003,15 @@ def test_a_signal_that_is_sent_twice_in_a_row_ends_the_training_between_steps(mo
         monkeypatch.setattr(loop, "ONE_SIGNAL", 0.0)
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGTERM)
+
+
+def test_tensorboard_shows_images_of_two_channels(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    few = Dataset(torch.randint(0, 256, (6, 2, 12, 12), dtype=torch.uint8), torch.arange(6) % 3, tuple("abc"), "pairs")
+    run = loop.assemble(toy_config(), tmp_path, Splits(few, few.subset(torch.arange(0)), few))
+    assert run.model.decoder is not None
+    board = callbacks.TensorBoard()
+    board.started(run)
+    board.epoch_ended(run, {"validation_error_percent": None})
+    board.closed()
+    assert any((tmp_path / "tensorboard").iterdir())

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from importlib import import_module
 
 from capsnet import __version__
-from capsnet.errors import UserError, unknown
+from capsnet.errors import UserError, explained, unknown
 from capsnet.group.launch import Launch, launch
 from capsnet.plugins import load_plugin
 
@@ -128,4 +128,4 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except OSError as error:
-        return complain(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}")
+        return complain(explained(error))

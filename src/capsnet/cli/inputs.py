@@ -42,7 +42,7 @@ def splits_for(model: Model, path: str, name: str | None) -> data.Splits:
         seed=config.seed,
         train_limit=config.train_limit if same else 0,
         image_size=(height, width),
-        channels=channels,
+        channels=channels if channels in (1, 3) else None,  # stereo pairs, for example, are not converted
     )
     then = birth_of(path).images
     if then and same and fingerprint(splits, name) != then:

@@ -89,9 +89,9 @@ def naming(model: Model, config: Config | None, flags: Predict) -> tuple[int | N
     return flags.top or 1, 0.0
 
 
-def highest(activations: dict[str, float], n: int = 3) -> str:
-    """The classes with the highest activations, as text."""
-    order = sorted(activations, key=lambda name: -activations[name])[:n]
+def highest(activations: dict[str, float]) -> str:
+    """The three classes with the highest activations, as text."""
+    order = sorted(activations, key=lambda name: -activations[name])[:3]
     return ", ".join(f"{name} {activations[name]:.3f}" for name in order)
 
 

@@ -32,7 +32,6 @@ class Batches:
         batch_size: int,
         seed: int = 0,
         augment: Augment | None = None,
-        shuffle: bool = True,
         epochs: float = 1,
     ) -> None:
         if batch_size < 1:
@@ -40,7 +39,7 @@ class Batches:
         if not len(dataset):
             raise UserError(f"{dataset.name} has no training images: choose another dataset to train on.")
         self.dataset, self.batch_size, self.seed = dataset, min(batch_size, len(dataset)), seed
-        self.augment, self.shuffle, self.epochs = augment or Augment(), shuffle, epochs
+        self.augment, self.epochs = augment or Augment(), epochs
         self._order: tuple[int, Tensor] = (-1, torch.empty(0))  # of the last epoch, cached for speed
 
     def __len__(self) -> int:
@@ -66,9 +65,8 @@ class Batches:
 
     def _permutation(self, epoch: int) -> Tensor:
         if self._order[0] != epoch:
-            n, device = len(self.dataset), self.dataset.device
-            shuffled = torch.randperm(n, generator=generator(self.seed, "shuffle", epoch))
-            self._order = (epoch, (shuffled if self.shuffle else torch.arange(n)).to(device))
+            shuffled = torch.randperm(len(self.dataset), generator=generator(self.seed, "shuffle", epoch))
+            self._order = (epoch, shuffled.to(self.dataset.device))
         return self._order[1]
 
 

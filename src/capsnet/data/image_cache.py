@@ -22,8 +22,8 @@ import json
 import os
 import shutil
 import zlib
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,7 +34,7 @@ from capsnet.data.decode import Decoded, Kind, common_size, nothing_readable, te
 from capsnet.data.decoders import CHUNK, Decoders
 from capsnet.data.mapped import Mapped
 from capsnet.data.registry import Request, Spec, parse
-from capsnet.data.sources.cache import cache_folder
+from capsnet.data.sources.cache import MAKE_SPACE, cache_folder, stored_in
 from capsnet.errors import UserError
 from capsnet.files import Lock, Taken, write_bytes
 from capsnet.notice import say
@@ -42,7 +42,6 @@ from capsnet.notice import say
 IN_MEMORY = 2**28  # bytes: about 22,000 colour images of 64×64
 MOST_BYTES = 100 * 2**30
 FORMAT = 1
-MAKE_SPACE = "free some space (capsnet data prune) or set CAPSNET_DATA to another folder"
 DONE, FILES, SIZE, ABOUT = "done.json", "files", "size.json", "about.json"
 
 
@@ -114,15 +113,6 @@ def source_of(request: Request) -> str:
 def place_of(spec: Spec) -> str:
     """A dataset with its full path, such as that of folder:photos."""
     return f"{spec.info.name}:{os.path.abspath(spec.path)}"
-
-
-@contextmanager
-def stored_in(folder: Path) -> Iterator[None]:
-    """Turn a disk that is full or cannot be written to into one sentence."""
-    try:
-        yield
-    except OSError as error:
-        raise UserError(f"{folder} cannot be written to ({error.strerror or error}): {MAKE_SPACE}.") from error
 
 
 # --------------------------------------------------------------------------------------------------------- reading

@@ -87,6 +87,7 @@ def splits_of(
 ) -> Splits[Views]:
     """The requested splits; `held_out` training instances, from the last one on, become the validation split."""
     train = seen(train, views.replace("novel", "familiar"))
+    request = replace(request, image_size=None) if crop else request  # windows of the images as they are
     splits = split_instances(train, seen(test, views), request, held_out)
     if not crop:
         return splits

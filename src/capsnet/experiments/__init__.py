@@ -1,7 +1,8 @@
 """The paper's experiments, each by one command: `capsnet reproduce NAME --budget smoke|hour|day|full`.
 
-One file per experiment. In `core`, `plan.py` defines what an experiment is, `conduct.py` runs one, `results.py` stores
-its records and `page.py` writes the pages of results.
+One file per experiment, or a folder. In `core`, `plan.py` defines what an experiment is, `conduct.py` runs one,
+`results.py` stores its records and `page.py` writes the pages of results. `ablation.py` is the experiment behind
+`capsnet ablate`, whose rows the user chooses.
 """
 
 from __future__ import annotations

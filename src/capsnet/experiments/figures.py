@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 LOOKED_AT = 4000  # test images that are searched for errors
+RECONSTRUCTED = 500  # test images whose reconstruction error is measured
 DIGITS = ("5", "0", "3")  # classes whose poses are shown
 
 
@@ -98,9 +99,9 @@ def example_of(images: Tensor, true: Tensor, label: int) -> Tensor | None:
 
 
 @torch.inference_mode()
-def reconstruction_error(model: Model, test: Examples, n: int = 500) -> float:
+def reconstruction_error(model: Model, test: Examples) -> float:
     """Mean sum of squared pixel differences between images and the reconstructions of their true classes."""
-    batch = test.gather(test.numbers()[:n])
+    batch = test.gather(test.numbers()[:RECONSTRUCTED])
     poses = model.predict(batch.images).poses
     assert poses is not None
     k = test.labels_per_image or 1

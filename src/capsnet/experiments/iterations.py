@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 LONG = 10  # iterations after training, to see whether the logits settle
 LOOKED_AT = 200  # test images
 POINTS = 60  # of a loss curve in the results
+NEAR = 3  # points on either side that a smoothed curve averages over
 
 
 class Iterations(Experiment):
@@ -193,10 +194,10 @@ def draw(records: Sequence[Record], kind: str) -> Figure:
     return lines(f"Routing iterations on {kind}", "One curve per number of iterations in training.", panels)
 
 
-def smoothed(curve: Sequence[Sequence[float]], width: int = 3) -> list[tuple[float, float]]:
+def smoothed(curve: Sequence[Sequence[float]]) -> list[tuple[float, float]]:
     """A moving average, because losses of single steps are noisy."""
     means = []
     for k, (x, _) in enumerate(curve):
-        near = [y for _, y in curve[max(0, k - width) : k + width + 1]]
+        near = [y for _, y in curve[max(0, k - NEAR) : k + NEAR + 1]]
         means.append((x, sum(near) / len(near)))
     return means

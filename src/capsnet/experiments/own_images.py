@@ -206,8 +206,9 @@ def write_photos(folder: Path) -> None:
             write_png(folder / part / dataset.classes[int(dataset.labels[k])] / f"{k:05d}.png", pixels)
 
 
-def draw_shape(random: np.random.Generator, label: int, side: int = SHAPE_SIDE) -> np.ndarray:
+def draw_shape(random: np.random.Generator, label: int) -> np.ndarray:
     """A shape of random colour, size, place and angle before a noisy background with clutter. uint8 (side, side, 3)"""
+    side = SHAPE_SIDE
     back = random.integers(0, 120, 3)
     canvas = Image.fromarray((back + random.normal(0, 12, (side, side, 3))).clip(0, 255).astype(np.uint8))
     draw = ImageDraw.Draw(canvas)

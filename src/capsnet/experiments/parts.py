@@ -25,11 +25,11 @@ from torch import Tensor
 from capsnet.data.synthetic.parts import CLASSES, Objects, Scenes, scenes
 from capsnet.evaluate import wilson_interval
 from capsnet.experiments.core.claims import Claim, lower, measured
+from capsnet.experiments.core.networks import compact_capsules
 from capsnet.experiments.core.plan import Budget, Experiment, Record, Row, average, by_method, values
 from capsnet.experiments.core.readout import Reading, features, r_squared
 from capsnet.models.base import Model
 from capsnet.models.config import CapsNetConfig, CNNConfig, LossConfig, ModelConfig
-from capsnet.routing.options import DynamicOptions
 from capsnet.train.config import Config
 from capsnet.train.loop import Result
 
@@ -63,14 +63,6 @@ class Plan:
     lr: float = 0.002
 
 
-def compact(types: int = 16, **more: Any) -> CapsNetConfig:
-    """The quick preset's stem for 40×40 images, with 16-dimensional class capsules."""
-    return CapsNetConfig(
-        SHAPE, len(CLASSES), stem_channels=(32, 64, 64), stem_kernels=(5, 3, 3), stem_strides=(2, 1, 1), stem_norm=True,
-        primary_types=types, primary_kernel=3, primary_stride=2, routing=DynamicOptions(bias=True), **more,
-    )  # fmt: skip
-
-
 # The last hidden layer of the CNN has 3 × 16 units; the other one makes the networks the same size without decoder
 PLANS: dict[str, Plan] = {
     "smoke": Plan(
@@ -79,7 +71,7 @@ PLANS: dict[str, Plan] = {
         train=256, test=120, epochs=1, batch_size=64,
     ),
     "hour": Plan(
-        compact(decoder=(256, 512)),
+        replace(compact_capsules(40, classes=len(CLASSES)), primary_types=16, decoder=(256, 512)),
         CNNConfig(SHAPE, len(CLASSES), (32, 64, 64), (5, 3, 3), (2, 2, 2), (176, 48), 0.25, norm=True),
         train=20_000, test=5_000, epochs=10,
     ),
@@ -281,11 +273,11 @@ class Seen(NamedTuple):
 
 
 @torch.inference_mode()
-def look(model: Model, shown: Scenes, batch_size: int = 250) -> Seen:
+def look(model: Model, shown: Scenes) -> Seen:
     """A network's outputs for scenes, on the CPU."""
     model.eval()
     everything = shown.numbers()
-    parts = [answer(model, shown.gather(index).images.to(model.device)) for index in everything.split(batch_size)]
+    parts = [answer(model, shown.gather(index).images.to(model.device)) for index in everything.split(250)]
     lengths, numbers = (torch.cat(column).double() for column in zip(*parts, strict=True))
     return Seen(lengths, numbers, shown.objects(everything))
 
@@ -371,9 +363,9 @@ def auc(real: Tensor, fake: Tensor) -> float:
     return float((below + not_above).double().mean() / 2 / len(fake))
 
 
-def roc(real: Tensor, fake: Tensor, points: int = 41) -> dict[str, list[float]]:
+def roc(real: Tensor, fake: Tensor) -> dict[str, list[float]]:
     """False alarms, in percent, at evenly spaced shares of whole objects found."""
-    found = torch.linspace(0, 1, points, dtype=torch.double)
+    found = torch.linspace(0, 1, 41, dtype=torch.double)
     at = torch.quantile(real.double(), 1 - found)
     false = (fake[None, :] >= at[:, None]).double().mean(1)
     return {"found_percent": [percent(x) for x in found], "false_alarm_percent": [percent(x) for x in false]}

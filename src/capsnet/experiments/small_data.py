@@ -184,11 +184,12 @@ def write_png(path: Path, pixels: np.ndarray) -> None:
     write_bytes(path, content.getvalue())
 
 
-def draw_scan(random: np.random.Generator, lesion: int, side: int = SCAN_SIDE) -> np.ndarray:
+def draw_scan(random: np.random.Generator, lesion: int) -> np.ndarray:
     """A grey body on black with smooth texture and bright vessels; a lesion is a bright round spot.
 
     uint8 (side, side).
     """
+    side = SCAN_SIDE
     y, x = np.mgrid[0:side, 0:side] / side - 0.5
     angle, wide, high = random.uniform(-0.3, 0.3), random.uniform(0.36, 0.44), random.uniform(0.30, 0.40)
     across, up = x * np.cos(angle) + y * np.sin(angle), y * np.cos(angle) - x * np.sin(angle)

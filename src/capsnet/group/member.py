@@ -18,7 +18,7 @@ from typing import TextIO
 import torch
 import torch.distributed as dist
 
-from capsnet.errors import UserError
+from capsnet.errors import UserError, explained
 from capsnet.group.base import Group, member_of
 from capsnet.group.launch import Launch
 from capsnet.group.processes import Processes, first_line
@@ -138,7 +138,7 @@ def as_member(launch: Launch, watch: Watch, work: Callable[[], int], stderr: Tex
         if not watch.failed() and watch.claim(str(error), final=False):
             complain(f"{error} The report of torchrun says which one ended.", stderr)
     except (UserError, OSError) as error:
-        code = fail(launch, watch, explained(error), stderr)
+        code = fail(launch, watch, explained(error) if isinstance(error, OSError) else str(error), stderr)
     except Exception:
         code = fail(launch, watch, traceback.format_exc(), stderr)
     else:
@@ -148,20 +148,13 @@ def as_member(launch: Launch, watch: Watch, work: Callable[[], int], stderr: Tex
 
 
 def fail(launch: Launch, watch: Watch, message: str, stderr: TextIO) -> int:
-    """Report a failure, unless another process was first; rank 0 may report first what all of them meet."""
+    """Report a failure, unless another process was first; rank 0 is the first to report what all of them run into."""
     if launch.rank and watch.failed(HEAD_START):
         return FAILED
     if watch.claim(message):
         where = f"rank {launch.rank} on {socket.gethostname()}: " if launch.rank else ""
         complain(where + message, stderr)
     return FAILED
-
-
-def explained(error: Exception) -> str:
-    """The sentence for a mistake of the user or of the file system."""
-    if isinstance(error, OSError):
-        return f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}"
-    return str(error)
 
 
 def complain(message: str, stderr: TextIO) -> int:

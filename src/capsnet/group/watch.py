@@ -27,7 +27,7 @@ FAILED = 2  # the exit code
 
 
 class Watch:
-    """The eyes of one process on the others. `waiting` surrounds whatever waits for them."""
+    """What one process sees of the others through the store. `waiting` marks the code that waits for them."""
 
     def __init__(self, launch: Launch, store: Any, own_store: Any) -> None:
         self.launch, self.store, self.own_store = launch, store, own_store  # a store for each thread

@@ -284,11 +284,11 @@ def check(model: Model, run: Runner) -> dict[str, float]:
     return gaps
 
 
-def speed(model: Model, run: Runner, repeats: int = 7, seconds: float = 10.0) -> dict[str, dict[str, float]]:
+def speed(model: Model, run: Runner) -> dict[str, dict[str, float]]:
     """Images per second of the file and of the model with its kernels: medians for batches of 1 and 128.
 
-    The model returns activations, poses and the reconstruction, the file the couplings as well. After `seconds` per
-    batch size no further repetition starts.
+    The model returns activations, poses and the reconstruction, the file the couplings as well. There are
+    7 repetitions, fewer if they take more than 10 seconds for a batch size.
     """
     exportable = Exportable(model)
     own = exportable.model
@@ -302,7 +302,7 @@ def speed(model: Model, run: Runner, repeats: int = 7, seconds: float = 10.0) ->
     batches = fitting(own, TIMED_BATCHES)
     images = trial_images(own, max(batches))
     for b in batches:
-        taken = alternate([partial(run, images[:b]), partial(fast, images[:b])], repeats, seconds)
+        taken = alternate([partial(run, images[:b]), partial(fast, images[:b])], 7, at_most=10)
         for rate, times in zip(rates.values(), taken, strict=True):
             rate[str(b)] = round(b / statistics.median(times), 1)
     return rates

@@ -50,6 +50,7 @@ def weight_file(name: str) -> Path:
         raise UserError(f"the weights of {name} are missing ({path}): install capsnet again.")
     if sha256(path) != expected:
         raise UserError(
-            f"the weights of {name} are damaged: the SHA-256 of {path} differs from its card. Install capsnet again."
+            f"the weights of {name} are damaged, because the SHA-256 of {path} differs from its card: install capsnet "
+            f"again."
         )
     return path

@@ -123,7 +123,7 @@ def choose_tile(x: Tensor, size: tuple[int, ...], weight: Tensor, stride: int) -
         return None  # F.conv2d reports the error
     out = out_size(size, weight.shape, stride)
     training = torch.is_grad_enabled() and weight.requires_grad
-    # sizes are symbols while a graph is traced; what a range is made of is made known: a graph for each size
+    # while a graph is traced sizes are symbols, and `range` turns them into numbers: there is a graph for each size
     b, c, o, *sides = (range(n).stop for n in (b, c, o, *out, *kernel))
     return best_tile(b, c, o, (sides[0], sides[1]), (sides[2], sides[3]), stride, training, wants_bf16(x) and has_amx())
 

@@ -76,14 +76,14 @@ class Digits:
         self._sets: dict[str, Download] = {}
         self._counts: dict[str, Count] = {}
 
-    def images(self, name: str, wait: float = 10.0) -> data.Dataset:
+    def images(self, name: str) -> data.Dataset:
         """The test split of a dataset; raises NotYet while it is downloaded and UserError if that fails."""
         with self.lock:
             found = self._sets.get(name)
             if found is None or found.problem:  # retry: the network may have failed
                 found = self._sets[name] = Download(name)
                 threading.Thread(target=found.fetch, daemon=True, name=f"fetch {name}").start()
-        found.done.wait(wait if data.is_cached(name) else 0.5)
+        found.done.wait(10.0 if data.is_cached(name) else 0.5)
         if found.problem:
             raise UserError(found.problem)
         if found.test is None:

@@ -48,7 +48,8 @@ class CNN(Model):
             features.append(nn.ReLU(inplace=True))
             if pool > stride:
                 features.append(nn.MaxPool2d(pool))
-            channels, height, width = out, height // pool, width // pool
+            up = pool - 1 if config.strided else 0  # a padded convolution rounds up, max-pooling down
+            channels, height, width = out, (height + up) // pool, (width + up) // pool
         if min(height, width) < 1:
             size = "×".join(map(str, config.image_shape[1:]))
             raise UserError(f"an image of {size} px is too small for this pooling: use larger images.")

@@ -20,7 +20,7 @@ Loss = Literal["auto", "margin", "spread", "entropy"]
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """What every model is told: `kind` is the name under which it is registered."""
+    """The settings that every model has: `kind` is the name under which it is registered."""
 
     kind: ClassVar[str] = ""
 

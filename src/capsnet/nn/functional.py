@@ -106,9 +106,3 @@ def mask(poses: Tensor, classes: Tensor) -> Tensor:
              [0., 0.]]])
     """
     return poses * classes.to(poses.dtype).unsqueeze(-1)
-
-
-def one_hot(labels: Tensor, num_classes: int) -> Tensor:
-    """Labels as sets: (b,) or (b, k) integers → (b, j) with a 1 for every class that is present."""
-    hot = torch.nn.functional.one_hot(labels, num_classes)
-    return (hot.amax(1) if labels.dim() == 2 else hot).float()

@@ -298,12 +298,12 @@ def errors(dataset: Examples, evaluation: Evaluation) -> str:
     return section("Errors", *parts)
 
 
-def most_confused(evaluation: Evaluation, most: int = 5) -> str:
-    """The most frequent confusions in a sentence."""
+def most_confused(evaluation: Evaluation) -> str:
+    """The five most frequent confusions in a sentence."""
     counts = figures.confusions(evaluation)
     pairs = counts.fill_diagonal_(0).flatten()
     names = [*evaluation.classes, "nothing"]
-    best = [int(k) for k in pairs.argsort(descending=True, stable=True)[:most] if pairs[k] > 0]
+    best = [int(k) for k in pairs.argsort(descending=True, stable=True)[:5] if pairs[k] > 0]
     said = [f"{names[k // len(names)]} as {names[k % len(names)]} ({int(pairs[k])}×)" for k in best]
     return "Most frequent confusions: " + ", ".join(said) + "." if said else "There are no confusions."
 

@@ -27,10 +27,10 @@ from optuna.trial import FrozenTrial, TrialState
 from capsnet import plugins
 from capsnet.errors import UserError
 from capsnet.evaluate import wilson_interval
-from capsnet.experiments.core.plan import Table
 from capsnet.files import check_writable, write_bytes
 from capsnet.io import checkpoint
 from capsnet.io.transfer import starting_from
+from capsnet.report.tables import Table
 from capsnet.search.storage import FOLDER as TRAININGS
 from capsnet.search.study import KILLED, ended, flat
 from capsnet.train.config import Config
@@ -136,12 +136,12 @@ def table(rows: Sequence[Row]) -> Table:
     return Table(columns, cells)
 
 
-def tables(found: dict[str, Any], most: int = 10) -> dict[str, Table]:
+def tables(found: dict[str, Any]) -> dict[str, Table]:
     """The tables of the terminal and the page, by title."""
     shares = [(name, f"{100 * share:.0f} %") for name, share in found["importance"].items()]
     reasons = Counter(row["failure"] or KILLED for row in found["trials"] if row["state"] == "fail")
     made = {
-        "Best trials": table(best_first(found["trials"])[:most]),
+        "Best trials": table(best_first(found["trials"])[:10]),
         "Pareto front: no quicker trial has as low an error": table(front(found["trials"])),
         "Importance": Table(["field", "importance"], shares),
         "Failures": Table(["trials", "reason"], [(str(n), why) for why, n in reasons.most_common()]),

@@ -35,7 +35,7 @@ class Crew:
     """The workers of one command."""
 
     def __init__(self, argv: list[str], size: int, until: float, say: Callable[[str], None]) -> None:
-        self.command = [sys.executable, "-m", "capsnet.cli", "search", *plugins.flags(), *argv]
+        self.command = [sys.executable, "-m", "capsnet", "search", *plugins.flags(), *argv]
         deadline = time.time() + until - time.monotonic() if until < math.inf else until
         threads = max(1, torch.get_num_threads() // size)
         self.environment = {**os.environ, "OMP_NUM_THREADS": str(threads), WORKER: f"{os.getpid()} {deadline}"}
@@ -52,7 +52,7 @@ class Crew:
         return process, log
 
     def look_after(self) -> bool:
-        """Replace workers that were killed, hear those that failed; whether any is still at work."""
+        """Replace workers that were killed, and keep the last message of those that failed; whether any is running."""
         for worker, log in [each for each in self.workers if each[0].poll() is not None]:
             self.workers.remove((worker, log))
             if worker.returncode < 0 or worker.returncode == INTERRUPTED:

@@ -101,6 +101,7 @@ class TensorBoard(Watcher):
         rebuilt = run.model.predict(images).reconstructions
         if rebuilt is not None:
             pairs = torch.stack([images.cpu(), rebuilt.float()], 1).flatten(0, 1)
+            pairs = pairs if pairs.shape[1] == 3 else pairs[:, :1]  # TensorBoard shows grey and RGB only
             self.writer.add_images("reconstructions (input, output)", pairs.clamp(0, 1), run.step)
 
     def finished(self, result: Result) -> None:

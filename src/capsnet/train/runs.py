@@ -239,8 +239,8 @@ class GoneBad(UserError):
 
 def gone_bad(run: Run, what: str) -> GoneBad:
     error = GoneBad(
-        f"{what}; the last good checkpoint is kept in {run.folder}. "
-        f"Start a new run with an --lr below {run.config.lr:g}, or with --clip 1."
+        f"{what}, and the last good checkpoint is kept in {run.folder}: start a new run with an --lr below "
+        f"{run.config.lr:g}, or with --clip 1."
     )
     error.what = what
     return error

@@ -29,6 +29,8 @@ from capsnet.notice import Notice, say
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer as Buffer
 
+MAKE_SPACE = "free some space (capsnet data prune) or set CAPSNET_DATA to another folder"
+
 
 @dataclass(frozen=True)
 class File:
@@ -62,6 +64,15 @@ def cache_folder() -> Path:
         return Path(chosen).expanduser().absolute()
     shared = Path(os.environ.get("XDG_CACHE_HOME", ""))
     return (shared if shared.is_absolute() else Path.home() / ".cache") / "capsnet"
+
+
+@contextmanager
+def stored_in(folder: Path) -> Iterator[None]:
+    """Turn a disk that is full or cannot be written to into one sentence."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{folder} cannot be written to ({error.strerror or error}): {MAKE_SPACE}.") from error
 
 
 def is_cached(source: Source) -> bool:
@@ -111,7 +122,7 @@ def _read_cached(source: Source, folder: Path, notice: Notice) -> dict[str, np.n
 
 def _fetch(source: Source, folder: Path, notice: Notice) -> dict[str, np.ndarray]:
     """Download a source into the cache, unless another process did while this one waited for the lock."""
-    try:
+    with stored_in(folder):
         folder.mkdir(parents=True, exist_ok=True)
         with Lock(folder, lambda: notice(f"Another process is downloading {source.title}; waiting for it.")):
             found = _read_cached(source, folder, lambda message: None)
@@ -122,10 +133,6 @@ def _fetch(source: Source, folder: Path, notice: Notice) -> dict[str, np.ndarray
                         write_bytes(folder / name, data)
                         found[name] = np.frombuffer(bytearray(data), np.uint8)
             return found
-    except OSError as error:
-        hint = "Free some space or set CAPSNET_DATA to a writable folder."
-        reason = error.strerror or error
-        raise UserError(f"{source.title} cannot be stored in {folder}: {reason}. {hint}") from error
 
 
 def _from_first_place(source: Source, folder: Path, notice: Notice) -> dict[str, bytes]:

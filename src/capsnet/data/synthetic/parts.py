@@ -384,14 +384,14 @@ def _tables() -> tuple[Tensor, Tensor]:
     return shape, placed
 
 
-def scenes(kind: str, n: int, *, purpose: str = "test", seed: int = 0, side: int = 40) -> Scenes:
+def scenes(kind: str, n: int, *, purpose: str = "test", seed: int = 0) -> Scenes:
     """n fixed scenes of a kind (see the top of this file), different for every purpose and seed.
 
     >>> two = scenes("crowded", 100).gather(torch.tensor([3, 7]))
     >>> two.images.shape, two.labels.sum(1) >= 2
     (torch.Size([2, 1, 40, 40]), tensor([True, True]))
     """
-    return Scenes(kind, seeds.key(seed, f"parts {purpose} {kind}"), n, side)
+    return Scenes(kind, seeds.key(seed, f"parts {purpose} {kind}"), n)
 
 
 def load(request: Request) -> Splits[Scenes]:

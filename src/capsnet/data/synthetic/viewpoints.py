@@ -32,7 +32,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from capsnet.data.registry import DatasetInfo, Request, register
-from capsnet.data.sources.cache import cache_folder
+from capsnet.data.sources.cache import cache_folder, stored_in
 from capsnet.data.sources.idx import from_idx, to_idx
 from capsnet.data.sources.places import Report
 from capsnet.data.splits import Splits
@@ -154,17 +154,14 @@ def pairs_of(category: int, instance: int, options: Options, report: Report = la
     """The pairs of one toy, uint8 (n, 2, 96, 96) by elevation, azimuth and lighting; rendered if necessary."""
     folder = cache_folder() / "viewpoints"
     images = cached(category, instance, options)
-    try:
-        if images is None:
+    if images is None:
+        with stored_in(folder):
             folder.mkdir(parents=True, exist_ok=True)
             with Lock(folder, lambda: None):
                 images = cached(category, instance, options)  # another process may have rendered it meanwhile
                 if images is None:
                     images = render_toy(category, instance, options, report)
                     write_bytes(path_of(category, instance, options.every), sealed(to_idx(images)))
-    except OSError as error:
-        hint = "Free some space or set CAPSNET_DATA to a writable folder."
-        raise UserError(f"viewpoints cannot be stored in {folder}: {error.strerror or error}. {hint}") from error
     report(len(options.azimuths))
     return torch.from_numpy(images)
 

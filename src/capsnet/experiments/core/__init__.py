@@ -1,1 +1,1 @@
-"""What all experiments share: plan, conduct, results, networks and the results page."""
+"""What the experiments share: plan, conduct, results, claims, networks, linear read-out and the results page."""

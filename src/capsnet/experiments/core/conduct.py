@@ -293,12 +293,11 @@ def save_picture(figure: Any, path: Path) -> str:
     return path.name
 
 
-def draw_records(experiment: Experiment, results: Results, place: Place) -> list[str]:
+def draw_records(experiment: Experiment, results: Results, place: Place) -> None:
     """Draw the pictures that need only the records."""
-    if not current().leads or not find_spec("matplotlib") or not results.rows:
-        return []
-    folder = place.pictures(experiment.name, results.budget)
-    return [save_picture(figure, folder / name) for name, figure in experiment.pictures(results.rows).items()]
+    if current().leads and find_spec("matplotlib") and results.rows:
+        for name, figure in experiment.pictures(results.rows).items():
+            save_picture(figure, place.pictures(experiment.name, results.budget) / name)
 
 
 # --- How long it will take -----------------------------------------------------------------------------------

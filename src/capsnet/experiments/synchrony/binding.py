@@ -55,7 +55,7 @@ class Centres:
 
 
 def centres_of(model: Model) -> Centres | None:
-    """Where the units of a model are that phases or couplings speak of; None for a model without either."""
+    """Where the units of a model are whose phases or couplings are measured; None for a model without either."""
     shown = model.shown()
     if "phases" in shown:
         return Centres(tuple(shown["phases"]["grid"]), shown["phases"]["stride"], 0.0)

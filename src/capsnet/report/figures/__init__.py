@@ -5,6 +5,7 @@
     curves.py       training curves
     decoded.py      reconstructions (Fig. 3) and the tweak grid (Fig. 4)
     errors.py       confusion matrix and the most confident mistakes
+    gallery.py      lines of images with captions
     outcomes.py     results of experiments: lines, bars and intervals
     pairs.py        overlapping digits, separated (Fig. 5)
     routes.py       routing by iteration (after Fig. A.1)

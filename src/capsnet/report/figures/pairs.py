@@ -31,7 +31,7 @@ class Told(NamedTuple):
 
 
 @torch.inference_mode()
-def told_apart(model: Model, images: Tensor, true: Tensor | None = None, most: int = COLUMNS) -> Figure:
+def told_apart(model: Model, images: Tensor, true: Tensor | None = None) -> Figure:
     """Fig. 5 for any images: correct ones, wrong ones decoded both ways, and classes that are not present.
 
     images (n, c, h, w), uint8 or 0 to 1; true (n, 2), the two classes of each, if known.
@@ -41,20 +41,19 @@ def told_apart(model: Model, images: Tensor, true: Tensor | None = None, most: i
         raise UserError("this model has no decoder, so it cannot reconstruct images: choose a model with a decoder.")
     named = seen.labels.sort(1).values
     if true is None:
-        return sheet_of(model, [("predicted", "", tell(model, images, seen.poses, None, named, named)[:most])])
+        return sheet_of(model, [("predicted", "", tell(model, images, seen.poses, None, named, named)[:COLUMNS])])
     there = true.sort(1).values
     right = (named == there).all(1)
-    groups = [
-        ("right", "", tell(model, images[right][:most], seen.poses[right], there[right], named[right], named[right])),
-    ]
-    some = (~right).nonzero()[: most // 2, 0]
+    correct = images[right][:COLUMNS], seen.poses[right], there[right], named[right], named[right]
+    groups = [("right", "", tell(model, *correct))]
+    some = (~right).nonzero()[: COLUMNS // 2, 0]
     if len(some):
         chosen = images[some], seen.poses[some], there[some], named[some]
         both = zip(tell(model, *chosen, chosen[3]), tell(model, *chosen, chosen[2]), strict=True)
         groups.append(
             ("wrong", "decoded from the\nprediction, then\nfrom the label", [one for pair in both for one in pair])
         )
-    first = images[right][:most] if right.any() else images[:most]
+    first = images[right][:COLUMNS] if right.any() else images[:COLUMNS]
     rows = right.nonzero()[: len(first), 0] if right.any() else torch.arange(len(first))
     absent = stranger(there[rows], len(model.classes))
     strange = tell(model, first, seen.poses[rows], there[rows], named[rows], absent)

@@ -24,11 +24,11 @@ def as_pixels(images: Tensor) -> np.ndarray:
     return x.movedim(-3, -1).numpy()
 
 
-def in_colours(images: Tensor, colours: Sequence[str] = (VERMILLION, BLUE, GREEN)) -> Tensor:
+def in_colours(images: Tensor) -> Tensor:
     """Several images added in different colours (Fig. 5): (…, k, c, h, w) → (…, 3, h, w)."""
     light = images.float().mean(-3, keepdim=True)  # k 1 h w
     # full brightness, or a dark blue would hide a strong stroke
-    chosen = [to_rgb(colours[k % len(colours)]) for k in range(images.shape[-4])]
+    chosen = [to_rgb((VERMILLION, BLUE, GREEN)[k % 3]) for k in range(images.shape[-4])]
     rgb = torch.tensor(chosen, device=light.device).view(-1, 3)
     rgb = rgb / rgb.amax(1, keepdim=True)
     return (light * rgb[:, :, None, None]).sum(-4).clamp(0, 1)
