@@ -34,8 +34,8 @@ from capsnet.report import figures
 from capsnet.timing import clock
 from capsnet.train import loop
 from capsnet.train.config import Config
+from capsnet.train.config_records import to_dict
 from capsnet.train.presets import get_preset
-from capsnet.train.records import to_dict
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULT, PICTURE = ROOT / "results" / "writers.json", ROOT / "research" / "images" / "other-collection.png"

@@ -15,7 +15,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from capsnet import bench, bench_data, bench_grid, bench_processes, kernels, load_plugin
+from capsnet import kernels, load_plugin
+from capsnet.bench import data as bench_data
+from capsnet.bench import grid as bench_grid
+from capsnet.bench import network as bench
+from capsnet.bench import processes as bench_processes
 from capsnet.cli import main
 from capsnet.cli.bench import network_of
 from capsnet.errors import UserError

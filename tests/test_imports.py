@@ -29,7 +29,7 @@ MAY_IMPORT = {
     "registry": {"errors"},
     "ranges": {"errors"},
     "records": {"errors"},
-    "processes": {"errors"},
+    "helper_process": {"errors"},
     "plugins": {"errors", "notice", "registry"},
     "nn.functional": set(),
     "nn.options": set(),
@@ -43,7 +43,7 @@ MAY_IMPORT = {
     "nn.decoder": {"errors", "kernels", "nn.initial", "nn.options"},
     "nn.layers": {"errors", "kernels", "routing", "nn.functional", "nn.initial", "nn.options"},
     "nn.residual": {"errors", "nn.layers"},
-    "data": {"errors", "files", "lazy", "notice", "processes", "registry", "terminal", "nn.functional"},
+    "data": {"errors", "files", "lazy", "notice", "helper_process", "registry", "terminal", "nn.functional"},
     "models": {"errors", "lazy", "ranges", "records", "registry", "kernels", "routing", "sync", "data"}
     | {f"nn.{name}" for name in ("functional", "options", "losses", "layers", "conv", "residual", "decoder")},
     "train.config": {"ranges", "data", "models"},

@@ -32,7 +32,7 @@ from capsnet.io import checkpoint, zoo
 from capsnet.io.records import Card, Certificate, Weights
 from capsnet.models.base import Model
 from capsnet.train.config import Config
-from capsnet.train.records import from_dict
+from capsnet.train.config_records import from_dict
 
 MOST_MISTAKES = 2000
 STRESSED = 2000  # test images on which a change is tried

@@ -25,7 +25,7 @@ from capsnet.io.records import Certificate
 from capsnet.models.config import CapsNetConfig, CNNConfig
 from capsnet.models.registry import build
 from capsnet.train.config import Config
-from capsnet.train.records import to_dict
+from capsnet.train.config_records import to_dict
 from pictures import photo_of, write_folder
 
 Capture = pytest.CaptureFixture[str]

@@ -27,7 +27,7 @@ from capsnet.models.registry import build
 from capsnet.report.html import write_report
 from capsnet.train import loop, steps
 from capsnet.train.config import Config
-from capsnet.train.records import to_dict
+from capsnet.train.config_records import to_dict
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 TINY = CapsNetConfig(

@@ -21,8 +21,8 @@ from capsnet.experiments.core.plan import Record
 from capsnet.files import Lock
 from capsnet.io.records import Certificate
 from capsnet.train.config import Config
+from capsnet.train.config_records import to_dict
 from capsnet.train.presets import get_preset
-from capsnet.train.records import to_dict
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
 

@@ -42,7 +42,7 @@ from capsnet.models.registry import parameters
 from capsnet.routing import dynamic_routing, options_for
 from capsnet.train import loop
 from capsnet.train.config import Config
-from capsnet.train.records import to_dict
+from capsnet.train.config_records import to_dict
 from pictures import write_folder
 
 ROOT = Path(__file__).parent.parent.parent

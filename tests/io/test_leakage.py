@@ -17,7 +17,7 @@ from capsnet.io.records import Certificate
 from capsnet.models.config import CapsNetConfig
 from capsnet.models.registry import build
 from capsnet.train.config import Config
-from capsnet.train.records import to_dict
+from capsnet.train.config_records import to_dict
 from pictures import write_folder
 
 TINY = CapsNetConfig(stem_channels=(4,), stem_strides=(4,), primary_types=2, primary_kernel=3, decoder=())

@@ -22,8 +22,8 @@ from capsnet.evaluate import Evaluation, mean_and_std
 from capsnet.experiments.core.conduct import same_training
 from capsnet.io import checkpoint, zoo
 from capsnet.io.records import Card, Certificate
+from capsnet.train.config_records import from_dict
 from capsnet.train.presets import PROMISES, get_preset
-from capsnet.train.records import from_dict
 from pictures import photo_of
 
 ROOT = Path(__file__).resolve().parent.parent.parent

@@ -19,7 +19,7 @@ from capsnet.models.branched import BranchedConfig
 from capsnet.models.config import CapsNetConfig, ModelConfig
 from capsnet.models.registry import MODELS, build, model_from_dict, model_to_dict, plugins_of, register
 from capsnet.routing import DynamicOptions
-from capsnet.train.records import from_dict
+from capsnet.train.config_records import from_dict
 from tiny_models import TINY, TINY_CNN
 
 OLD = {

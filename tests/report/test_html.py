@@ -24,8 +24,8 @@ from capsnet.plugins import load_plugin
 from capsnet.report import html
 from capsnet.routing import options_for
 from capsnet.routing.options import DynamicOptions
+from capsnet.train.config_records import to_dict
 from capsnet.train.presets import get_preset
-from capsnet.train.records import to_dict
 
 SMALL: dict[str, Any] = {
     **{"stem_channels": (4,), "stem_kernels": (5,), "stem_strides": (1,), "primary_types": 2},

@@ -18,8 +18,8 @@ from capsnet.cli.flags import parse
 from capsnet.cli.train import Train, take_preset
 from capsnet.search import report
 from capsnet.train.config import Config
+from capsnet.train.config_records import from_dict
 from capsnet.train.presets import get_preset
-from capsnet.train.records import from_dict
 
 Searched = Callable[..., optuna.Study]
 pytestmark = [

@@ -14,8 +14,8 @@ from capsnet.models.branched import BranchedConfig
 from capsnet.models.config import CapsNetConfig, CNNConfig, LossConfig
 from capsnet.routing import DynamicOptions
 from capsnet.train.config import Config
+from capsnet.train.config_records import from_dict, to_dict
 from capsnet.train.presets import PRESETS, get_preset
-from capsnet.train.records import from_dict, to_dict
 from tiny_models import TINY
 
 

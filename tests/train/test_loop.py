@@ -43,8 +43,8 @@ from capsnet.routing import ROUTINGS, Routing, Sizes, options_for, register
 from capsnet.search.study import paced
 from capsnet.train import callbacks, loop, precision, runs, steps
 from capsnet.train.config import Config
+from capsnet.train.config_records import to_dict
 from capsnet.train.presets import get_preset
-from capsnet.train.records import to_dict
 from pictures import write_folder
 
 pytestmark = pytest.mark.usefixtures("one_thread")

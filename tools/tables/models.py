@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from capsnet.bench import PUBLIC
+from capsnet.bench.network import PUBLIC
 from capsnet.evaluate import mean_and_std
 from capsnet.experiments.core.conduct import same_training
 from capsnet.io.records import Card
 from capsnet.search.report import command
 from capsnet.train.config import Config
+from capsnet.train.config_records import from_dict
 from capsnet.train.presets import PRESETS, get_preset
-from capsnet.train.records import from_dict
 from tables import card, cards, error_of, read, table
 
 PRECISIONS = {

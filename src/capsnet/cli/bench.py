@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from typing import Any
 
-from capsnet import bench as measured
+from capsnet.bench import network as measured
 from capsnet.cli.flags import MaybePath, MaybeStr, Switch, parse
 from capsnet.errors import UserError, unknown
 from capsnet.io import checkpoint
@@ -160,7 +160,7 @@ def measure_sweep(flags: Bench) -> None:
 
 def compare_routings(flags: Bench) -> None:
     """Print one line per algorithm, the fastest first."""
-    from capsnet.bench_routing import compare, names_of
+    from capsnet.bench.routing import compare, names_of
 
     assert flags.routing
     names_of(flags.routing)  # an unknown name is refused before anything is measured
@@ -187,7 +187,7 @@ def compare_routings(flags: Bench) -> None:
 
 def compare_grids(flags: Bench) -> None:
     """Print one line per routing that has a kernel for grids of capsules."""
-    from capsnet.bench_grid import compare
+    from capsnet.bench.grid import compare
 
     batch = 64 if flags.batch == Bench.batch else flags.batch
     with Counter("measuring") as counter:
@@ -205,7 +205,7 @@ def compare_grids(flags: Bench) -> None:
 
 def measure_large(flags: Bench) -> None:
     """Print the cost of the large network, and a line per case of the sweep."""
-    from capsnet.bench_grid import large
+    from capsnet.bench.grid import large
 
     with Counter("measuring") as counter:
         network, growths = large(1 if flags.quick else min(flags.repeats, 3), counter)
@@ -226,7 +226,7 @@ def measure_large(flags: Bench) -> None:
 
 def compare_data(flags: Bench) -> None:
     """Print one line per way to read the data."""
-    from capsnet.bench_data import STEPS, compare
+    from capsnet.bench.data import STEPS, compare
 
     found = compare(flags.images, flags.batch, flags.rounds)
     if flags.json:
@@ -249,7 +249,7 @@ def compare_data(flags: Bench) -> None:
 
 def compare_processes(flags: Bench) -> None:
     """Print one line per network and number of processes."""
-    from capsnet.bench_processes import NETWORKS, compare
+    from capsnet.bench.processes import NETWORKS, compare
 
     sizes = numbers_of(flags.processes or "")
     with Counter("measuring") as counter:

@@ -17,7 +17,7 @@ from capsnet.io.checkpoint import birth_of
 from capsnet.models.base import Model
 from capsnet.notice import say
 from capsnet.train.config import Config
-from capsnet.train.records import from_dict
+from capsnet.train.config_records import from_dict
 
 
 def training_config(model: str) -> Config | None:

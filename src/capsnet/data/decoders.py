@@ -19,7 +19,7 @@ from torch import Tensor
 
 from capsnet.data.decode import Kind, damaged, pixels_of, size_of
 from capsnet.errors import UserError
-from capsnet.processes import Helper, serve
+from capsnet.helper_process import Helper, serve
 
 CHUNK = 256  # images of one request
 MOST = 8  # processes; each needs some 300 MB, most of it for PyTorch

@@ -28,7 +28,7 @@ from capsnet.experiments.core.selection import FAILURES, check_base, check_name,
 from capsnet.files import Lock
 from capsnet.report.tables import Table
 from capsnet.train.config import Config
-from capsnet.train.records import from_dict
+from capsnet.train.config_records import from_dict
 from capsnet.train.settings import read_values, train_flags, value_of, with_values, written
 
 PLACE = Place(Path("results/ablation"), Path("runs/ablation"))

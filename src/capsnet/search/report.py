@@ -34,8 +34,8 @@ from capsnet.report.tables import Table
 from capsnet.search.storage import FOLDER as TRAININGS
 from capsnet.search.study import KILLED, ended, flat
 from capsnet.train.config import Config
+from capsnet.train.config_records import from_dict
 from capsnet.train.presets import get_preset
-from capsnet.train.records import from_dict
 from capsnet.train.settings import train_flags
 
 if TYPE_CHECKING:

@@ -48,9 +48,9 @@ from capsnet.search.storage import (
 from capsnet.search.workers import INTERRUPTED
 from capsnet.train import loop, runs
 from capsnet.train.config import Config
+from capsnet.train.config_records import to_dict
 from capsnet.train.loop import Run, Watcher
 from capsnet.train.pace import epochs_within
-from capsnet.train.records import to_dict
 
 PRUNERS = {
     "median": lambda: optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=5, n_min_trials=5),

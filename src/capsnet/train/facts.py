@@ -15,7 +15,7 @@ from capsnet import plugins
 from capsnet.data import Examples
 from capsnet.files import sha256
 from capsnet.io import checkpoint
-from capsnet.train.records import to_dict
+from capsnet.train.config_records import to_dict
 from capsnet.train.runs import Run
 
 SAMPLE = 256  # images of each split that are compared

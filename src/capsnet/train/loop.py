@@ -42,8 +42,8 @@ from capsnet.notice import say
 from capsnet.routing.base import Routing
 from capsnet.train import precision, runs
 from capsnet.train.config import Config
+from capsnet.train.config_records import from_dict, to_dict
 from capsnet.train.facts import facts
-from capsnet.train.records import from_dict, to_dict
 from capsnet.train.runs import Run, require_finite
 from capsnet.train.steps import learning_rate, own_randomness, train_step
 

@@ -24,7 +24,7 @@ from capsnet.group.base import Group, current
 from capsnet.io import checkpoint
 from capsnet.models.base import Model
 from capsnet.train.config import Config
-from capsnet.train.records import to_dict
+from capsnet.train.config_records import to_dict
 
 CONFIG_FILE = "config.json"
 METRICS_FILE = "metrics.jsonl"

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from capsnet import plugins
-from capsnet.bench import peak_megabytes, printed_by
+from capsnet.bench.network import peak_megabytes, printed_by
 from capsnet.experiments.arena.tasks import LABELS, TASKS, Task, algorithms_of, config_of, tasks_of
 from capsnet.experiments.core.conduct import training_step
 from capsnet.experiments.core.plan import Budget, Experiment, Record, Row, check_budget

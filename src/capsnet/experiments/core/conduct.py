@@ -36,8 +36,8 @@ from capsnet.routing.base import ROUTINGS
 from capsnet.timing import timed
 from capsnet.train import loop, precision, runs, steps
 from capsnet.train.config import Config
+from capsnet.train.config_records import from_dict
 from capsnet.train.loop import Result, Watcher
-from capsnet.train.records import from_dict
 
 SMOKE = "a few steps of a toy network"
 

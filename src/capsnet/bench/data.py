@@ -29,12 +29,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from capsnet.bench import peak_megabytes, spread
+from capsnet.bench.network import peak_megabytes, spread
 from capsnet.data import Batches, Dataset, Splits, cache_folder, image_cache, load
 from capsnet.data.mapped import Stored
 from capsnet.errors import UserError
+from capsnet.helper_process import Helper, serve
 from capsnet.kernels.allocator import keep_memory
-from capsnet.processes import Helper, serve
 from capsnet.terminal import Counter
 from capsnet.timing import timed
 from capsnet.train import loop, steps
@@ -203,7 +203,7 @@ def draw(folder: Path, n: int) -> None:
 def started(stack: ExitStack, way: str, place: Path, batch: int) -> Helper:
     """A process that has loaded the data and trained a step; it shows its own progress."""
     helper = Helper(
-        way, "from capsnet.bench_data import work; work()", way, f"folder:{place / 'images'}", str(batch),
+        way, "from capsnet.bench.data import work; work()", way, f"folder:{place / 'images'}", str(batch),
         env={**os.environ, "CAPSNET_DATA": str(place)}, advice="try a smaller --batch or fewer --images",
     )  # fmt: skip
     stack.callback(helper.close)

@@ -68,7 +68,7 @@ def compare(
 def measured(network: str, size: int, batch: int, repeats: int, threads: int) -> Step:
     """One case, in new processes that torchrun starts."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(size)]
-    command += ["-m", "capsnet.bench_processes", network, str(batch), str(repeats)]
+    command += ["-m", "capsnet.bench.processes", network, str(batch), str(repeats)]
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "NUMBA_NUM_THREADS": str(threads)}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if done.returncode:

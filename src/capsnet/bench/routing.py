@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from capsnet import kernels, plugins
-from capsnet.bench import peak_megabytes, printed_by
+from capsnet.bench.network import peak_megabytes, printed_by
 from capsnet.kernels.allocator import keep_memory
 from capsnet.models.capsnet import CapsNet
 from capsnet.models.config import CapsNetConfig
@@ -99,7 +99,7 @@ def network_step(name: str, batch: int) -> Callable[[], None]:
 
 def peak_of(name: str, batch: int, version: str) -> float:
     """Megabytes that two steps of the layer add to the peak memory of a new process."""
-    return printed_by("capsnet.bench_routing", name, str(batch), version)
+    return printed_by("capsnet.bench.routing", name, str(batch), version)
 
 
 def main(words: Sequence[str]) -> None:

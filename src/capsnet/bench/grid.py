@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 import torch
 
 from capsnet import kernels
-from capsnet.bench import peak_megabytes, printed_by
+from capsnet.bench.network import peak_megabytes, printed_by
 from capsnet.data import Batch, multi_hot
 from capsnet.kernels.allocator import keep_memory
 from capsnet.models.config import LossConfig
@@ -164,7 +164,7 @@ def exponent(values: Sequence[float], costs: Sequence[float]) -> float:
 
 def measured(case: Case, repeats: int) -> Cost:
     """The cost of a case, in a new process."""
-    return Cost(**printed_by("capsnet.bench_grid", json.dumps({**asdict(case), "repeats": repeats})))
+    return Cost(**printed_by("capsnet.bench.grid", json.dumps({**asdict(case), "repeats": repeats})))
 
 
 def layer_step(case: Case) -> Callable[[], None]:

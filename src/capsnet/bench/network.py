@@ -36,6 +36,7 @@ from capsnet import kernels, plugins
 from capsnet.data import Batch, multi_hot
 from capsnet.errors import UserError
 from capsnet.evaluate import evaluate, mean_and_std
+from capsnet.helper_process import Helper, serve
 from capsnet.kernels.allocator import keep_memory
 from capsnet.kernels.dispatch import has_bf16
 from capsnet.kernels.products import mm
@@ -43,7 +44,6 @@ from capsnet.models.base import Model, Output
 from capsnet.models.capsnet import CapsNet
 from capsnet.models.config import CapsNetConfig, ModelConfig
 from capsnet.models.registry import build, model_from_dict, model_to_dict
-from capsnet.processes import Helper, serve
 from capsnet.routing.options import DynamicOptions
 from capsnet.timing import timed
 from capsnet.train import loop, steps
@@ -239,7 +239,7 @@ class Side(Helper):
     def __init__(self, name: str, case: Case) -> None:
         described = json.dumps({"model": model_to_dict(case.model), "batch": case.batch})
         super().__init__(
-            name, "from capsnet.bench import work; work()", name, described, *plugins.flags(),
+            name, "from capsnet.bench.network import work; work()", name, described, *plugins.flags(),
             env={k: v for k, v in os.environ.items() if not k.startswith(("MALLOC_", "GLIBC_TUNABLES"))},
             advice="try a smaller --batch or --image-size",
         )  # fmt: skip

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from capsnet.errors import UserError
-from capsnet.processes import Helper
+from capsnet.helper_process import Helper
 
-ECHO = "from capsnet.processes import serve; serve(lambda request: exit(3) if request['stop'] else request)"
+ECHO = "from capsnet.helper_process import serve; serve(lambda request: exit(3) if request['stop'] else request)"
 
 
 def test_a_helper_answers_each_request_and_its_end_is_one_sentence() -> None:
