@@ -2,7 +2,7 @@
 
 The paper trains on the 60,000 images of MNIST and tests on its 10,000. Its authors' code holds out the first 10,000
 training images for validation (`validation_choice="first"`). Here 10,000 images drawn by the seed are held out by
-default, so that no choice is made on the test set.
+default, or a tenth of a smaller dataset, so that no choice is made on the test set.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from capsnet.data.examples import Dataset, Examples
 from capsnet.data.mapped import Stored
-from capsnet.data.registry import Choice, Request, parse
+from capsnet.data.registry import DEFAULT_VALIDATION, Choice, Request, parse
 from capsnet.data.seeds import generator
 from capsnet.data.sources import cache
 from capsnet.errors import UserError
@@ -48,6 +48,8 @@ def fingerprint(splits: Splits, data: str) -> dict[str, int]:
 def split(train: Dataset, test: Dataset, request: Request) -> Splits[Dataset]:
     """The requested splits of training and test images: converted, validation images held out, training limited."""
     train, test = convert(train, request), convert(test, request)
+    if request.validation == DEFAULT_VALIDATION >= train.n:
+        request = replace(request, validation=train.n // 10)
     if request.validation >= train.n:
         raise UserError(
             f"validation={request.validation} leaves no images to train on: {train.name} has {train.n} training images."
