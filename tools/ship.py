@@ -95,11 +95,12 @@ ABOUT = {
         ),
     ),
     "sync-multimnist": About(
-        "Synchronisation network for two overlapping digits: units with amplitude and phase, no capsules.",
+        "Synchronisation network for two overlapping digits: units with amplitude and phase, guided by pixels.",
         (
-            "It was trained on images with exactly two different digits, light on black, about 20 pixels each.",
-            "Its phases do not separate the two digits: see `docs/synchrony.md` for how well they do.",
-            "It is there to be looked at, and not the most accurate model for two digits: that is multimnist.",
+            "It was trained on images with exactly two different digits, light on black, about 20 pixels each, and saw "
+            "which pixels belong to which digit.",
+            "Its phases separate the two digits only in part: see `docs/synchrony.md`.",
+            "It is meant to be looked at. The most accurate model for two digits is multimnist.",
         ),
     ),
     "expanded-mnist": About(
@@ -129,6 +130,15 @@ ABOUT = {
             ONE_OF_TEN,
             "It was trained on photographs of 32×32 pixels that one object fills; larger photos are reduced to that "
             "size.",
+        ),
+    ),
+    "viewpoints-matrix": About(
+        "Matrix capsules with EM routing for five kinds of rendered toys, in stereo: the EM paper's small network.",
+        (
+            "It always predicts one of its five classes, even for a blank image.",
+            "It was trained on rendered toys before a plain background, seen from 30° to 70° above the ground. Its input "
+            "is the central 32×32 pixels of a stereo pair of 48×48, so it cannot classify photographs.",
+            "The test images show other toys than the training images, which are four of each category.",
         ),
     ),
     "fashion": About(
