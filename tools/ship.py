@@ -136,8 +136,8 @@ ABOUT = {
         "Matrix capsules with EM routing for five kinds of rendered toys, in stereo: the EM paper's small network.",
         (
             "It always predicts one of its five classes, even for a blank image.",
-            "It was trained on rendered toys before a plain background, seen from 30° to 70° above the ground. Its input "
-            "is the central 32×32 pixels of a stereo pair of 48×48, so it cannot classify photographs.",
+            "It was trained on rendered toys before a plain background, seen from 30° to 70° above the ground. Its "
+            "input is the central 32×32 pixels of a stereo pair of 48×48, so it cannot classify photographs.",
             "The test images show other toys than the training images, which are four of each category.",
         ),
     ),
