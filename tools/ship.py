@@ -224,7 +224,7 @@ def stress(model: Model, test: Examples) -> str | None:
         "unchanged": lambda x: x,
         "rotated by 30°": lambda x: rotate(x, 30),
         "at half size": lambda x: rotate(x, 0, scale=2.0),
-        "dark on light": lambda x: 255 - x,
+        "dark on light" if batch.images.shape[1] == 1 else "with inverted colours": lambda x: 255 - x,
     }
     found = [
         f"{evaluate(model, replace(some, images=change(some.images))).error_percent:.1f} % {how}"

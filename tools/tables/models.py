@@ -31,6 +31,7 @@ def summary() -> str:
     config = runs[0]["certificate"]["config"]
     found = card("best-mnist")
     lowest = [row["test_error_percent"] for row in found.seeds]
+    photos = card("cifar10")
     benches = [read(name) for name in ("bench-amd", "bench-bf16")]
     public = [min(bench["train_seconds"][side]["median"] for side in PUBLIC) for bench in benches]
     rows = [
@@ -43,6 +44,11 @@ def summary() -> str:
             f"`best` on MNIST, {len(lowest)} seeds, {found.epochs} epochs",
             f"{sum(lowest) / len(lowest):.2f} % mean test error ({min(lowest):.2f} to {max(lowest):.2f} %)",
             f"about {minutes_alone(found.epochs):.0f} minutes of training",
+        ),
+        (
+            f"`cifar10`, 1 seed, {photos.epochs} epochs (the paper's seven networks: 10.6 %)",
+            f"{photos.test['error_percent']:.2f} % test error",
+            f"{photos.training_seconds / 60:.0f} minutes of training on one core",
         ),
         (
             "training step, paper's network, batch 128",

@@ -113,7 +113,7 @@ def matrix() -> Config:
 def cifar10() -> Config:
     """Capsules on a residual stem for CIFAR-10: 2,441,040 parameters, 155 million multiply-adds per image, averaged
     weights, flips, shifts of up to 4 px and erased squares of 8 px, for 32 epochs of 352 steps; 5,000 training images
-    are held out for validation.
+    are held out for validation. One seed has a test error of 7.70 % (91 minutes on one busy core with bfloat16).
 
     `capsnet train --preset cifar10`
     """
