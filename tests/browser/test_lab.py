@@ -254,6 +254,15 @@ def test_a_cancelled_search_for_mistakes_ends(page: Page) -> None:
     expect(page.locator("#panel-input")).to_contain_text("Label: 4.")
 
 
+def test_a_test_image_of_the_networks_own_size_is_not_scaled(page: Page) -> None:
+    sides = page.evaluate("""async () => {
+      const { imageSide } = await import(new URL('static/js/raster.js', location.href));
+      const fields = [[[3, 32, 32], [3, 32, 32]], [[1, 28, 28], [1, 36, 36]], [[1, 28, 28], [1, 28, 28]]];
+      return fields.map(([shape, field]) => imageSide(shape, field));
+    }""")
+    assert sides == [32, 28, 28]
+
+
 def test_an_empty_canvas_gets_a_message(page: Page) -> None:
     page.locator("#clear").click()
     expect(page.locator("#prediction")).to_contain_text("empty")

@@ -51,7 +51,13 @@ function modes(lab) {
     const on = one.dataset.mode === lab.state.input.mode;
     set(one, { "aria-checked": on, tabindex: on ? 0 : -1 });
   });
-  lab.on((_, changed) => changed.has("input") && show());
+  const test = buttons[names.indexOf("test")];
+  lab.on((_, changed) => {
+    if (changed.has("input")) show();
+    if (changed.has("model") && lab.model) {
+      say(test, lab.model.classes.every((name) => /^\d$/.test(name)) ? MODES.test : "Examples");
+    }
+  });
   show();
   return group;
 }

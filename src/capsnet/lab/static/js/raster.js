@@ -21,6 +21,11 @@ export function digitSide([, height, width]) {
   return side >= DIGIT && side <= ROOMY ? DIGIT : side;
 }
 
+/** The side that a stored image covers in a field: one of the field's own size fills it, others are digits for it. */
+export function imageSide([, height, width], field) {
+  return height === field[1] && width === field[2] ? Math.max(height, width) : digitSide(field);
+}
+
 /** first, then second. */
 export function compose(second, first) {
   const [a, b, c, d, e, f] = second;
@@ -61,7 +66,7 @@ function sourceOf(input, shape, digit) {
   if (input.mode === "draw") return strokesSource(input.strokes, shape);
   if (input.mode === "test") {
     const found = digit(input.index);
-    return found && imageSource(found.pixels, found.shape, digitSide(shape));
+    return found && imageSource(found.pixels, found.shape, shape);
   }
   return pictureSource(input, shape);
 }
@@ -69,15 +74,15 @@ function sourceOf(input, shape, digit) {
 function seeTwo({ a, b, dx, dy }, map, shape, digit) {
   const first = digit(a), second = digit(b);
   if (!first || !second) return null;
-  const side = digitSide(shape);
-  const one = warp(imageSource(first.pixels, first.shape, side), map, shape);
-  const other = warp(imageSource(second.pixels, second.shape, side), compose(map, [1, 0, 0, 1, dx, dy]), shape);
+  const one = warp(imageSource(first.pixels, first.shape, shape), map, shape);
+  const other = warp(imageSource(second.pixels, second.shape, shape), compose(map, [1, 0, 0, 1, dx, dy]), shape);
   const pixels = one.map((value, k) => Math.min(1, value + other[k]));
   return { pixels, centring: IDENTITY, parts: [one, other] };
 }
 
-/** An image whose longer side covers `side` pixels of the field. */
-export function imageSource(data, shape, side) {
+/** A stored image, such as a test digit, as a source for a field. */
+export function imageSource(data, shape, field) {
+  const side = imageSide(shape, field);
   return { data, shape, scale: side / Math.max(shape[1], shape[2]), samples: 1 };
 }
 

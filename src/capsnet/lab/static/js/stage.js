@@ -4,7 +4,7 @@
 import { html, say, set, svg } from "./elements.js";
 import { buildGrips, limited, placeGrips, zoom } from "./grips.js";
 import { rgb, surface } from "./paint.js";
-import { apply, compose, digitSide, handles, invert, simplify, smooth } from "./raster.js";
+import { apply, compose, digitSide, handles, imageSide, invert, simplify, smooth } from "./raster.js";
 
 const FARTHEST = 8; // largest offset of the second digit in pixels, as in MultiMNIST
 const TOLERANCE = 3; // of a simplified stroke, in thousandths of the digit's square
@@ -55,7 +55,7 @@ function describe(lab) {
     const count = strokes.length === 1 ? "one stroke" : `${strokes.length} strokes`;
     return `Your drawing, ${count}. Arrow keys move it, Control Z undoes a stroke, Delete clears.`;
   }
-  if (mode === "test") return `Test digit number ${index}. Arrow keys move it.`;
+  if (mode === "test") return `Test image number ${index}. Arrow keys move it.`;
   if (mode === "overlap") {
     return `Overlapping test digits ${overlap.a} and ${overlap.b}. Arrow keys move the second.`;
   }
@@ -97,18 +97,18 @@ function paintTwo(context, lab) {
   const { a, b, dx, dy } = lab.state.input.overlap;
   const first = lab.digit(a), second = lab.digit(b);
   if (!first || !second) return;
-  const side = digitSide(lab.model.image_shape);
-  paintImage(context, first, lab.colours.a, side);
+  const field = lab.model.image_shape;
+  paintImage(context, first, lab.colours.a, imageSide(first.shape, field));
   context.globalAlpha = 0.85;
   context.translate(dx, dy);
-  paintImage(context, second, lab.colours.b, side);
+  paintImage(context, second, lab.colours.b, imageSide(second.shape, field));
 }
 
 function paintPixels(context, lab) {
   const { mode, index } = lab.state.input;
   if (mode === "test") {
     const digit = lab.digit(index);
-    if (digit) paintImage(context, digit, lab.colours.ink, digitSide(lab.model.image_shape));
+    if (digit) paintImage(context, digit, lab.colours.ink, imageSide(digit.shape, lab.model.image_shape));
   } else if (lab.input) {
     // lab.input already includes the transformation of the handles: undo it
     context.transform(...invert(handles(lab.state.transform)));
