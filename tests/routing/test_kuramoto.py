@@ -18,7 +18,7 @@ from capsnet.routing.uniform import UniformRouting
 from literal import array, assert_equal, layer_and_poses, literal_softmax, literal_squash, literal_votes
 
 Array = np.ndarray
-GAMMA = 0.5
+GAMMA = 0.2
 
 
 def unit(x: Array) -> Array:

@@ -32,7 +32,7 @@ from capsnet.ranges import check_range
 from capsnet.routing.base import Parents, Routed, Routing, Sizes, Trace, register
 from capsnet.routing.options import IterativeOptions
 
-STRENGTH = 4.0  # κ before training: a long field pulls harder than the vote holds back from c_ij ≈ ¼ on
+STRENGTH = 1.0  # κ before training; with 4, trainings collapse: oscillators are pulled together before votes mean much
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,9 @@ class KuramotoOptions(IterativeOptions):
 
     algorithm: ClassVar[str] = "kuramoto"
 
-    iterations: int = 4
+    iterations: int = 3
     """Steps of the oscillators, counting the first mean field; 1 means uniform couplings."""
-    step: float = 0.5
+    step: float = 0.2
     """γ: how far an oscillator moves in one step."""
 
     def __post_init__(self) -> None:
