@@ -124,9 +124,9 @@ function ranking({ result }) {
   return result.header.ranking;
 }
 
-/** Whether several classes may be present: the model is multi-label, or two digits overlap. */
+/** Whether several classes may be present: the model is multi-label, or two digits overlap before its capsules. */
 function several({ model, state }) {
-  return Boolean(model?.capsules) && (model.multi_label || state.input.mode === "overlap");
+  return Boolean(model) && (model.multi_label || (model.capsules && state.input.mode === "overlap"));
 }
 
 /** The classes shown together in colours a and b: the two most active, or those of them that are present. */
@@ -156,7 +156,7 @@ export function sentence(lab) {
   const { result, model } = lab;
   const [first] = ranking(lab);
   const length = number(result.activations[first]);
-  if (measure(model) === "probability") return `This is ${named(model.classes[first])} (${length}).`;
+  if (measure(model) === "probability" && !several(lab)) return `This is ${named(model.classes[first])} (${length}).`;
   if (result.activations[first] <= PRESENT) return `No class: every ${measure(model)} is below ${PRESENT}.`;
   if (!several(lab)) return `This is ${named(model.classes[first])} (${measure(model)} ${length}).`;
   const seen = together(lab).filter((k) => isPresent(lab, k)).map((k) => named(model.classes[k]));
