@@ -116,6 +116,15 @@ def lab_oscillators(browser: Browser, url: str) -> None:
     save(page, "lab-oscillators")
 
 
+def lab_phases(browser: Browser, url: str) -> None:
+    page = open_page(browser, url)
+    overlap = {"a": 1, "b": 4, "dx": 5, "dy": -3}
+    patch = {"model": "sync-multimnist", "input": {"mode": "overlap", "overlap": overlap}}
+    page.evaluate("patch => window.lab.update(patch)", patch)
+    page.wait_for_timeout(4000)  # this model has no decoder to wait for
+    save(page, "lab-phases")
+
+
 def lab_present(browser: Browser, url: str) -> None:
     page = open_page(browser, url)
     change(page, {"present": "routing", "routing": {"t": 2}})
@@ -228,6 +237,7 @@ PICTURES: dict[str, Callable[[Browser, str], None]] = {
     "lab-compare": lab_compare,
     "lab-hand": lab_hand,
     "lab-oscillators": lab_oscillators,
+    "lab-phases": lab_phases,
     "lab-present": lab_present,
     "lab-phone": lab_phone,
     "lab-routing": lab_routing,

@@ -108,8 +108,10 @@ def test_a_comparison_is_made_seed_by_seed() -> None:
     def records(*values: float) -> list[Record]:
         return [Record(seed=seed, outcome={"index": value}) for seed, value in enumerate(values)]
 
-    assert compared(records(0.5, 0.4), records(0.3, 0.3), "index") == "better in both seeds"
-    assert compared(records(0.5, 0.2), records(0.3, 0.3), "index") == "neither better nor worse in both seeds"
+    assert compared(records(0.5, 0.4), records(0.3, 0.3), "index") == "better in all 2 seeds"
+    assert (
+        compared(records(0.5, 0.2), records(0.3, 0.3), "index") == "better in some of the 2 seeds and worse in others"
+    )
     assert compared(records(0.2), records(0.3, 0.3), "index") == "worse in the one seed that both have"
 
 

@@ -11,7 +11,7 @@ from tables import read, table
 
 
 def records() -> list[Record]:
-    return [Record.from_json(row) for row in read("reproduce/synchrony-hour")["rows"]]
+    return [Record.from_json(row) for row in read("reproduce/synchrony-day")["rows"]]
 
 
 def synchrony() -> str:

@@ -192,15 +192,17 @@ def guiding(scene: str, groups: Mapping[str, Sequence[Record]]) -> str:
     """A sentence about what the oscillators can do when they are told the pixels."""
     guided, sync = groups[f"{scene}-guided"], groups[f"{scene}-sync"]
     reached, limit = average(guided, "index") or 0.0, average(guided, "index_limit") or 0.0
-    failed = (
-        " They do not separate the objects even then, so the other figures say how this small network does after a "
+    separated = (
+        "They hardly separate the objects even then, so the other figures say how this small network does after a "
         "short training, not what phases can do."
+        if reached < limit / 4
+        else "They separate the objects in part."
     )
     return (
         f"{SCENES[scene].capitalize()}, what could the oscillators do? Guided by the pixels of both objects they "
         f"reach {reached:.2f} (limit of their grid: {limit:.2f}), with "
-        f"an error of {average(guided, 'error_percent'):.1f} % against {average(sync, 'error_percent'):.1f} %."
-        f"{failed if reached < limit / 2 else ''}"
+        f"an error of {average(guided, 'error_percent'):.1f} % against {average(sync, 'error_percent'):.1f} %. "
+        f"{separated}"
     )
 
 
@@ -210,6 +212,7 @@ def compared(one: Sequence[Record], other: Sequence[Record], name: str) -> str:
     differences = [record.outcome[name] - there[record.seed] for record in one if record.seed in there]
     if not differences:
         return "not comparable"
-    way = "better" if min(differences) > 0 else "worse" if max(differences) < 0 else "neither better nor worse"
     n = len(differences)
-    return f"{way} in {'the one seed that both have' if n == 1 else 'both seeds' if n == 2 else f'all {n} seeds'}"
+    over = "in the one seed that both have" if n == 1 else f"in all {n} seeds"
+    way = "better" if min(differences) > 0 else "worse" if max(differences) < 0 else ""
+    return f"{way} {over}" if way else f"better in some of the {n} seeds and worse in others"
