@@ -7,6 +7,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from capsnet.lab.hand import by_hand
+from capsnet.routing import kuramoto
 from lab_page import Opened, choose_by_hand, painted
 from lab_server import known_plugin
 
@@ -26,7 +27,8 @@ def couplings_once_drawn(page: Page, wanted: np.ndarray) -> np.ndarray:
     return shown
 
 
-def test_by_hand_every_algorithm_routes_the_same_votes(page: Page) -> None:
+def test_by_hand_every_algorithm_routes_the_same_votes(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kuramoto, "STRENGTH", 4.0)  # where the slider of the page starts
     page.locator("#hand").click()
     votes = page.evaluate("() => lab.state.hand.votes")
     choose_by_hand(page, "max-min")

@@ -16,7 +16,6 @@ from capsnet.io.records import Card
 
 FOLDER = Path(__file__).resolve().parent.parent / "weights"
 MOST_BYTES = 25_000_000  # of one weight file
-MOST_BYTES_IN_ALL = 60_000_000
 
 
 def names() -> list[str]:
