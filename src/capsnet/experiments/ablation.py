@@ -21,7 +21,7 @@ from typing import Any
 
 from capsnet.errors import UserError, unknown
 from capsnet.evaluate import mean_and_std, student
-from capsnet.experiments.core.conduct import Show, finish_row, is_done, save_picture
+from capsnet.experiments.core.conduct import Show, discard, finish_row, is_done, save_picture
 from capsnet.experiments.core.plan import Experiment, Record, Row
 from capsnet.experiments.core.results import Place, Results, opened
 from capsnet.experiments.core.selection import FAILURES, check_base, check_name, ingredients, reason
@@ -172,6 +172,7 @@ def train_all(
             shutil.rmtree(PLACE.run(ablation.name, found.budget, row.name), ignore_errors=True)
         else:
             found.put(replace(record, more=dict(rests_on)))
+            discard(PLACE.run(ablation.name, found.budget, row.name))
             show.ended(row, record)
     return failed
 

@@ -112,7 +112,7 @@ def list_models(
     Filters are patterns with wildcards; a name is listed if it matches any of `filter` and none of `exclude_filters`.
 
     >>> list_models("*mnist", pretrained=True, exclude_filters="expanded*")
-    ['best-mnist', 'efficient-mnist', 'multimnist', 'paper-mnist', 'quick-mnist']
+    ['best-mnist', 'efficient-mnist', 'multimnist', 'paper-mnist', 'quick-mnist', 'sync-multimnist']
     """
     wanted, unwanted = ([f] if isinstance(f, str) else list(f) for f in (filter or "*", exclude_filters))
     every = {*zoo.names(), *(() if pretrained else PRESETS)}
