@@ -1,0 +1,56 @@
+"""The learning rate and the threshold of the experiment `viewpoints`, chosen on validation images.
+
+    python research/viewpoints_pilots.py        about half an hour on two cores; run it again to resume
+
+Each network is trained at two learning rates on familiar azimuths, with a seed that the experiment does not use, and
+evaluated after every epoch on the toys that are held out for validation. The test images are not used. It writes
+results/viewpoints-pilots.json; `capsnet.experiments.viewpoints` takes the rate with the lowest error of each network,
+and a threshold that every network reaches.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from capsnet.experiments.viewpoints import NETWORKS, config_of
+from capsnet.io import checkpoint
+from capsnet.kernels.allocator import keep_memory
+from capsnet.notice import say
+from capsnet.train import loop, runs
+
+RESULT = Path(__file__).resolve().parent.parent / "results" / "viewpoints-pilots.json"
+RATES = (0.001, 0.003)
+EPOCHS = {"em": 10, "vb": 10}  # 20 for the others, which are faster
+SEED = 100
+
+
+def train(network: str, rate: float) -> dict[str, Any]:
+    """Train one network at one rate, and note its validation error after every epoch."""
+    config = config_of(network, "azimuth", "day", SEED)
+    config = replace(config, lr=rate, epochs=EPOCHS.get(network, 20), stop_at=0.0)
+    with TemporaryDirectory() as folder:
+        run = Path(folder) / "run"
+        loop.train_and_validate(loop.start(config, run))
+        epochs = [line for line in runs.read_metrics(run) if line["kind"] == "epoch"]
+    errors = [line["validation_error_percent"] for line in epochs]
+    return {"network": network, "learning_rate": rate, "errors_percent": errors, "seconds": epochs[-1]["seconds"]}
+
+
+def main() -> int:
+    keep_memory()
+    done: list[dict[str, Any]] = checkpoint.read_json(RESULT)["rows"] if RESULT.exists() else []
+    for network in sys.argv[1:] or NETWORKS:
+        for rate in RATES:
+            if not any((row["network"], row["learning_rate"]) == (network, rate) for row in done):
+                done.append(train(network, rate))
+                checkpoint.write_json(RESULT, {"data": "viewpoints, familiar azimuths", "seed": SEED, "rows": done})
+                say(str(done[-1]))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
