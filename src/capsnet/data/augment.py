@@ -29,10 +29,11 @@ class Draws:
     bend: Tensor | None = None  # (b, 2, 4, 4) elastic distortion, in pixels
     warped: Tensor | None = None  # (b,) bool: which images are warped and not only shifted; None for all
     corner: Tensor | None = None  # (b, 2) top and left of the erased square
+    light: Tensor | None = None  # (b, 2) what brightness adds, and the factor of contrast
 
     def of(self, part: slice) -> Draws:
         """The draws for some images of the batch."""
-        rest = (self.affine, self.bend, self.warped, self.corner)
+        rest = (self.affine, self.bend, self.warped, self.corner, self.light)
         return Draws(self.move[part], self.flipped[part], *(None if value is None else value[part] for value in rest))
 
 
@@ -41,7 +42,7 @@ def draw(b: int, h: int, w: int, spec: Augment, generator: Generator) -> Draws:
     # Drawn whether used or not, so that switching one on does not change the other
     move = torch.randint(-spec.shift, spec.shift + 1, (2, b), generator=generator)
     flipped = torch.rand(b, generator=generator) < 0.5
-    affine = bend = warped = corner = None
+    affine = bend = warped = corner = light = None
     if spec.warps:
         affine = _affine(spec, move, h, w, generator)
         bend = torch.randn(b, 2, 4, 4, generator=generator) * spec.elastic if spec.elastic else None
@@ -49,7 +50,10 @@ def draw(b: int, h: int, w: int, spec: Augment, generator: Generator) -> Draws:
     if spec.erase:
         top = torch.randint(0, h - spec.erase + 1, (b,), generator=generator)
         corner = torch.stack([top, torch.randint(0, w - spec.erase + 1, (b,), generator=generator)], 1)
-    return Draws(move.T, flipped, affine, bend, warped, corner)
+    if spec.lights:
+        within = torch.rand(b, 2, generator=generator) * 2 - 1
+        light = within * torch.tensor([spec.brightness, spec.contrast]) + torch.tensor([0.0, 1.0])
+    return Draws(move.T, flipped, affine, bend, warped, corner, light)
 
 
 def augment(images: Tensor, spec: Augment, generator: Generator, part: slice | None = None, of: int = 0) -> Tensor:
@@ -67,6 +71,8 @@ def augment(images: Tensor, spec: Augment, generator: Generator, part: slice | N
         images = warp_some(images, spec, draws)
     elif spec.shift:
         images = shift_by(images, *draws.move.unbind(1))
+    if draws.light is not None:
+        images = relight(images, *draws.light.to(images).view(-1, 2, 1, 1, 1).unbind(1))
     return images if draws.corner is None else erase(images, spec.erase, draws.corner)
 
 
@@ -110,6 +116,12 @@ def warp(images: Tensor, spec: Augment, draws: Draws) -> Tensor:
         grid = grid + bend * torch.tensor([2 / w, 2 / h])  # pixels to grid coordinates of −1 to 1
     warped = F.grid_sample(images, grid.to(images), mode=spec.interpolation, align_corners=False)
     return warped.clamp(0, 1) if spec.interpolation == "bicubic" else warped  # bicubic overshoots at edges
+
+
+def relight(images: Tensor, more: Tensor, factor: Tensor) -> Tensor:
+    """Scale the contrast of each image (c, h, w) of a batch and change its brightness; values stay within 0 and 1."""
+    mean = images.mean((1, 2, 3), keepdim=True)
+    return ((images - mean) * factor + mean + more).clamp(0, 1)
 
 
 def erase(images: Tensor, side: int, corner: Tensor) -> Tensor:

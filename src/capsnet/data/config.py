@@ -29,9 +29,14 @@ class Augment:
     """Distort by smooth random displacements of about this many pixels."""
     erase: int = 0
     """Set one random square with this side to zero."""
+    brightness: float = 0.0
+    """Add up to this much to all values of an image, or subtract it; the values of an image are 0 to 1."""
+    contrast: float = 0.0
+    """Scale the difference of every value from the mean of its image by a factor between 1 - contrast and
+    1 + contrast."""
     share: float = 1.0
     """Fraction of images that are rotated, scaled, sheared or distorted. The rest are only shifted and keep the
-    sharpness of the test images. Flipping and erasing apply to all images."""
+    sharpness of the test images. The other augmentations apply to all images."""
     interpolation: Interpolation = "bilinear"
     """Interpolation of warped images; bicubic keeps them sharper."""
     until: float = 1.0
@@ -49,13 +54,20 @@ class Augment:
                 raise UserError(
                     f"augmentation {name}={getattr(self, name)} should be at most 1: 0.5 means half of the {what}."
                 )
-        if self.scale >= 1:
-            raise UserError(f"augmentation scale={self.scale} should be below 1: 0.1 means factors of 0.9 to 1.1.")
+        for name in ("scale", "contrast"):
+            if getattr(self, name) >= 1:
+                given = f"{name}={getattr(self, name)}"
+                raise UserError(f"augmentation {given} should be below 1: 0.1 means factors of 0.9 to 1.1.")
 
     @property
     def warps(self) -> bool:
         """Whether pixels are interpolated, not only shifted."""
         return any((self.rotate, self.scale, self.shear, self.elastic))
+
+    @property
+    def lights(self) -> bool:
+        """Whether brightness or contrast change."""
+        return self.brightness > 0 or self.contrast > 0
 
     def at(self, done: float) -> Augment:
         """The augmentation that applies once this fraction of the training is done."""

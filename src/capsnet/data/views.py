@@ -83,12 +83,21 @@ class Views(Dataset):
 
 
 def splits_of(
-    train: Views, test: Views, request: Request, views: str = "all", held_out: int = 0, crop: int = 0
+    train: Views,
+    test: Views,
+    request: Request,
+    views: str = "all",
+    held_out: int = 0,
+    crop: int = 0,
+    standardize: bool = False,
 ) -> Splits[Views]:
     """The requested splits; `held_out` training instances, from the last one on, become the validation split."""
     train = seen(train, views.replace("novel", "familiar"))
     request = replace(request, image_size=None) if crop else request  # windows of the images as they are
-    splits = split_instances(train, seen(test, views), request, held_out)
+    test = seen(test, views)
+    if standardize:  # whole images, as Hinton et al. (2018) do before they cut windows
+        train, test = (replace(part, images=standardized(part.images)) for part in (train, test))
+    splits = split_instances(train, test, request, held_out)
     if not crop:
         return splits
     h, w = splits.train.image_shape[1:]
@@ -98,6 +107,22 @@ def splits_of(
     parts = (replace(part, crop=crop) for part in (splits.train, splits.validation, splits.test))
     first, *others = parts
     return Splits(replace(first, stream=stream, endless=True), *others)
+
+
+def standardized(images: Tensor) -> Tensor:
+    """Both images of each pair with a mean of one half and a standard deviation of a sixth: uint8 (n, c, h, w) → uint8.
+
+    Values more than three deviations from the mean become black or white.
+
+    >>> standardized(torch.tensor([0, 60], dtype=torch.uint8).view(1, 1, 1, 2)).flatten()
+    tensor([ 85, 170], dtype=torch.uint8)
+    """
+    out = torch.empty_like(images)
+    for some, into in zip(images.split(1000), out.split(1000), strict=True):
+        values = some.float()
+        mean, std = values.mean((1, 2, 3), keepdim=True), values.std((1, 2, 3), correction=0, keepdim=True)
+        into.copy_(((values - mean) / std.clamp(min=1) * (255 / 6) + 255 / 2).round_().clamp_(0, 255))
+    return out
 
 
 def split_instances(train: Views, test: Views, request: Request, held_out: int) -> Splits[Views]:

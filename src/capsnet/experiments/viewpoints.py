@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from capsnet import data
-from capsnet.data import in_order
+from capsnet.data import Augment, in_order
 from capsnet.data.views import FAMILIAR, FIELDS, Views
 from capsnet.evaluate import evaluate
 from capsnet.experiments.core.claims import Claim, lower, measured, too_close
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 CROP, CLASSES = 32, 5
+LIGHT = Augment(brightness=0.1, contrast=0.3)
 STOP_AT = 8.0  # % validation error
 NETWORKS = {
     "cnn": "CNN, max-pooling",
@@ -135,14 +136,14 @@ def row_of(kind: str, what: str, budget: Budget, seed: int) -> Row:
 def views(kind: str, budget: Budget) -> str:
     """The dataset with these views, and one toy per category held out for validation."""
     thinned = ",every=6" if budget == "smoke" else ""
-    return f"viewpoints:crop={CROP},views={kind},held_out=1{thinned}"
+    return f"viewpoints:crop={CROP},views={kind},held_out=1,standardize=1{thinned}"
 
 
 def config_of(kind: str, what: str, budget: Budget, seed: int) -> Config:
     """The same training for all networks."""
     config = Config(
         data=views(f"familiar-{what}", budget), epochs=EPOCHS[budget], batch_size=64, optimizer="adamw", lr=0.001,
-        weight_decay=0.01, stop_at=STOP_AT, seed=seed, model=model_of(kind),
+        weight_decay=0.01, stop_at=STOP_AT, seed=seed, model=model_of(kind), augment=LIGHT,
     )  # fmt: skip
     if budget != "smoke":
         return config
