@@ -27,7 +27,7 @@ from capsnet.train.config import Config
 
 RESULT = Path(__file__).resolve().parent.parent / "results" / "viewpoints-pilots.json"
 RATES = (0.001, 0.003)
-EPOCHS = {"em": 10, "vb": 10}  # 20 for the others, which are faster
+EPOCHS = {"em": 7, "vb": 7}  # 20 for the others, which are faster
 SEED = 100
 PREPARED = ("as rendered", "standardized", "standardized, light varies")
 
