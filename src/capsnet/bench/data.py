@@ -92,7 +92,7 @@ class Reader:
         image_cache.IN_MEMORY = 0 if way == "disk" else 2**62
         splits = few_images() if way == "network" else load(data)
         self.loading = time.perf_counter() - began
-        config = replace(get_preset("own-images"), data=data, batch_size=batch, validation=0, epochs=10_000)
+        config = replace(get_preset("quick"), data=data, batch_size=batch, precision="auto", epochs=10_000)
         self.run = loop.assemble(config, Path(), splits)
         self.train(1)
         self.start = time.perf_counter() - began

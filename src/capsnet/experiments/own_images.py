@@ -22,10 +22,10 @@ from capsnet.experiments.core.networks import compact_capsules, compact_cnn
 from capsnet.experiments.core.plan import Budget, Experiment, Record, Row, average, by_method, tiny, values, with_model
 from capsnet.experiments.core.results import Place
 from capsnet.experiments.small_data import draw_scan, write_drawings, write_png
-from capsnet.models.config import CapsNetConfig, ModelConfig
+from capsnet.models.config import ModelConfig
 from capsnet.models.resnet import ResNetConfig
 from capsnet.train.config import Config
-from capsnet.train.presets import get_preset
+from capsnet.train.presets import OWN_IMAGES_NETWORK, get_preset
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 PLACE = "own-images"
 TRAINED, VALIDATED = 400, 1000  # drawings; of the photographs 5,000 and 1,000
 PHOTOS_TRAINED = 5000
-BLOCKS = (32, 64, 64, 128, 128), (3, 3, 3, 3, 3), (1, 2, 1, 2, 2)
 SHAPE_SIDE = 48
 SHAPES = ("disc", "triangle", "star", "ring")
 CANDIDATES = {
@@ -133,17 +132,12 @@ def candidate(folder: Folder, name: str) -> ModelConfig:
     if name == "cnn":
         return compact_cnn(capsules)
     if name == "resnet":
-        return ResNetConfig(capsules.image_shape, capsules.num_classes, *BLOCKS)
-    return residual_capsules(capsules) if name == "residual" else capsules
-
-
-def residual_capsules(like: CapsNetConfig) -> CapsNetConfig:
-    """Capsules on a residual stem for the same images; transformations are shared over the grid."""
-    channels, kernels, strides = BLOCKS
-    return replace(
-        like, stem="residual", stem_channels=channels, stem_kernels=kernels, stem_strides=strides, primary_types=16,
-        primary_kernel=2, primary_stride=2, shared=True,
-    )  # fmt: skip
+        ours = OWN_IMAGES_NETWORK
+        blocks = ours.stem_channels, ours.stem_kernels, ours.stem_strides
+        return ResNetConfig(capsules.image_shape, capsules.num_classes, *blocks)
+    if name == "residual":
+        return replace(OWN_IMAGES_NETWORK, image_shape=capsules.image_shape, num_classes=capsules.num_classes)
+    return capsules
 
 
 # --- Findings ------------------------------------------------------------------------------------------------
