@@ -234,6 +234,30 @@ def test_flip_mirrors_about_half_and_erase_blanks_one_square() -> None:
     assert ((erased == 0).flatten(1).sum(1) == 9).all()
 
 
+def test_brightness_moves_the_mean_and_contrast_scales_the_differences_from_it() -> None:
+    images = 0.4 + 0.2 * torch.rand(400, 2, 6, 6)
+    means, deviations = images.mean((1, 2, 3)), images.std((1, 2, 3))
+    brighter = augment(images, Augment(brightness=0.3), generator(0, "test"))
+    moved = brighter.mean((1, 2, 3)) - means
+    assert moved.abs().max() <= 0.3
+    assert 0.14 < moved.std() < 0.2  # uniform between -0.3 and 0.3: 0.173
+    assert torch.allclose(brighter.std((1, 2, 3)), deviations, atol=1e-5)
+    contrasted = augment(images, Augment(contrast=0.5), generator(0, "test"))
+    factors = contrasted.std((1, 2, 3)) / deviations
+    assert torch.allclose(contrasted.mean((1, 2, 3)), means, atol=1e-5)
+    assert 0.5 <= factors.min() < 0.6
+    assert 1.4 < factors.max() <= 1.5
+    strong = augment(images, Augment(brightness=5, contrast=0.9), generator(0, "test"))
+    assert (strong.min(), strong.max()) == (0, 1)
+
+
+def test_light_leaves_the_other_draws_as_they_are() -> None:
+    images = torch.rand(50, 1, 12, 12)
+    spec = Augment(shift=2, rotate=10, flip=True, elastic=0.5)
+    lit = augment(images, replace(spec, brightness=1e-7), generator(3, "test"))
+    assert torch.allclose(lit, augment(images, spec, generator(3, "test")), atol=1e-6)
+
+
 def test_a_share_of_the_images_is_warped_and_the_others_only_shifted() -> None:
     images = torch.rand(400, 1, 12, 12)
     shifted = augment(images, Augment(shift=2), generator(3, "test"))
@@ -265,6 +289,8 @@ def test_after_its_time_the_augmentation_only_moves() -> None:
     [
         {"shift": -1},
         {"scale": 1.0},
+        {"contrast": 1.0},
+        {"brightness": -0.1},
         {"rotate": float("nan")},
         {"share": 1.5},
         {"until": 1.01},

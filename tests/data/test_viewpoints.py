@@ -123,6 +123,16 @@ def test_training_windows_move_and_test_windows_are_central() -> None:
     assert torch.equal(asked.gather(index).images, splits.test.gather(index).images)
 
 
+def test_standardized_pairs_have_one_mean_and_contrast_and_show_the_same() -> None:
+    rendered, standard = small().test, small(",standardize=1").test
+    values = standard.images.double()
+    assert (values.mean((1, 2, 3)) - 127.5).abs().max() < 8  # what is clipped moves the mean a little
+    assert (values.std((1, 2, 3)) - 42.5).abs().max() < 10
+    assert rendered.images.double().mean((1, 2, 3)).std() > 20  # the lightings differ
+    for before, after in zip(rendered.images[:20], standard.images[:20], strict=True):
+        assert torch.corrcoef(torch.stack([before.flatten().double(), after.flatten().double()]))[0, 1] > 0.95
+
+
 def test_a_thinned_set_is_part_of_the_complete_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CAPSNET_DATA", str(tmp_path))
     images = np.random.default_rng(0).integers(0, 256, (9 * 18 * 6, 2, 96, 96), np.uint8)
