@@ -149,7 +149,7 @@ def own_images() -> Config:
     `capsnet train --data folder:PATH`
     """
     return replace(
-        quick(), validation=10_000, epochs=30, batch_size=16, lr=0.001, precision="auto", model=OWN_IMAGES_NETWORK
+        quick(), validation=10_000, epochs=30, batch_size=16, lr=0.003, precision="auto", model=OWN_IMAGES_NETWORK
     )
 
 
