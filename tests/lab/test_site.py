@@ -11,11 +11,9 @@ from pathlib import Path
 import pytest
 
 from capsnet.cli import main
-from capsnet.errors import UserError
 from capsnet.lab import graphs, runtime
 from capsnet.lab.site import export_site
 from capsnet.models.config import CapsNetConfig, CNNConfig
-from capsnet.models.registry import build
 from capsnet.plugins import load_plugin
 from capsnet.routing.base import options_for
 from lab_server import PLUGIN, SMALL, write_model
@@ -105,12 +103,6 @@ def test_a_model_whose_routing_the_browser_lacks_is_left_out_in_one_line(
     assert said[0] == "capsnet: gated is left out of the site: the browser has no gates routing."
     assert "none of the models can run in a browser" in said[-1]
     assert {path.name for path in tmp_path.iterdir()} == {"gated"}
-
-
-def test_a_model_that_normalises_hidden_capsules_is_refused() -> None:
-    model = build(CapsNetConfig(**SMALL, hidden_caps=((6, 5),), hidden_norm=True, decoder=()))
-    with pytest.raises(UserError, match="cannot normalise hidden capsules"):
-        graphs.divided(model)
 
 
 def test_a_folder_that_is_no_exported_lab_is_not_replaced(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -15,7 +15,7 @@ from capsnet.errors import UserError
 from capsnet.io.transfer import create_model
 from capsnet.kernels import dispatch
 from capsnet.nn.decoder import Decoder
-from capsnet.nn.functional import Capsules, squash, unit_scale
+from capsnet.nn.functional import Capsules, squash
 from capsnet.nn.layers import Conv2d, DenseCaps, PrimaryCaps
 from capsnet.routing import DynamicOptions, DynamicRouting, Parents, Routed, Routing, dynamic_routing
 
@@ -87,18 +87,6 @@ def test_dense_caps_is_routing_with_its_own_weights(options: dict) -> None:
     expected = dynamic_routing(u, layer.weight, bias, iterations=chosen.iterations, leaky=chosen.leaky, trace=True)
     torch.testing.assert_close(layer(u), expected.poses)
     torch.testing.assert_close(layer.route(u, trace=True).poses, expected.poses)
-
-
-@pytest.mark.parametrize("routing", ["dynamic", "em"])
-def test_a_layer_that_normalises_scales_the_poses_of_each_example_but_not_their_activations(routing: str) -> None:
-    torch.manual_seed(0)
-    layer, plain = (DenseCaps(6, 4, 3, 5, routing=routing, normalise=normalise) for normalise in (True, False))
-    plain.load_state_dict(layer.state_dict())
-    u = 0.01 * torch.randn(2, 6, 4)
-    a = u.norm(dim=-1)
-    torch.testing.assert_close(layer.route(u).poses, plain.route(unit_scale(u), a).poses)
-    torch.testing.assert_close(layer.route(u).activations, plain.route(unit_scale(u), a).activations)
-    torch.testing.assert_close(layer.route(u, trace=True).poses, layer.route(u).poses)
 
 
 def test_capsule_layers_stack_and_all_of_them_learn() -> None:

@@ -1,9 +1,9 @@
-"""How deep can capsules be stacked? One to four capsule layers on Fashion-MNIST, plain and with a recipe.
+"""How deep can capsules be stacked? One to four capsule layers on Fashion-MNIST, with two initialisations.
 
-Squash shortens: capsules of length 0.1 vote with a tenth of the strength, and the next layer is shorter still. In the
-plain stack the lengths vanish with every layer, and with them the gradients. The recipe scales the poses between two
-layers to a mean squared length of 1 (`hidden_norm`), for which the initial transformations are made
-(`DenseCaps.reset_parameters`), and leaves everything else as it is.
+Squash shortens: capsules of length 0.1 vote with a tenth of the strength, and the next layer is shorter still, so that
+lengths can vanish with every layer, and gradients with them. What counts is how large the transformations are at the
+start. The authors' standard deviation of 0.1 was made for one layer with 1,152 lower capsules; ours depends on the
+sizes of each layer (`DenseCaps.reset_parameters`).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from capsnet.data import Augment, in_order
 from capsnet.experiments.core.networks import compact_capsules
 from capsnet.experiments.core.plan import Budget, Experiment, Record, Row, average, by_method, tiny, values
 from capsnet.models.base import Model
+from capsnet.nn.options import Init
 from capsnet.report.tables import Table, over_seeds, plain, whole
 from capsnet.timing import clock
 from capsnet.train.config import Config
@@ -33,7 +34,7 @@ HIDDEN = (32, 8)  # capsules of a hidden layer, and their dimension
 ALIVE = 0.1  # a capsule is alive if its activation exceeds this for at least one examined image
 EXAMINED = 500  # test images
 EPOCHS = {"hour": 1, "day": 5}
-STACKS = ("plain", "recipe")
+STACKS = {"ours": "by the sizes of each layer", "authors": "as the authors do, with 0.1 in every layer"}
 
 
 class Depth(Experiment):
@@ -41,9 +42,10 @@ class Depth(Experiment):
     title = "Depth: stacks of capsule layers"
     question = (
         f"How many capsule layers can be stacked? One to {DEEPEST} layers are trained on Fashion-MNIST with dynamic "
-        f"routing; hidden layers have {HIDDEN[0]} capsules of {HIDDEN[1]} dimensions. The recipe scales the poses "
-        f"between two layers to a mean squared length of 1. A capsule is alive if its activation exceeds {ALIVE:g} "
-        f"for at least one of {EXAMINED} test images; the last layer contains the class capsules."
+        f"routing; hidden layers have {HIDDEN[0]} capsules of {HIDDEN[1]} dimensions. The transformations start with "
+        "the standard deviation that suits the sizes of a layer, or with the authors' 0.1 in every layer. A capsule is "
+        f"alive if its activation exceeds {ALIVE:g} for at least one of {EXAMINED} test images; the last layer "
+        "contains the class capsules."
     )
     budgets = ("smoke", "hour", "day")
 
@@ -51,7 +53,7 @@ class Depth(Experiment):
         return [
             Row(f"{stack}-{depth}", config_of(stack, depth, budget, seed), shown(stack, depth))
             for depth in ((1, DEEPEST) if budget == "smoke" else range(1, DEEPEST + 1))
-            for stack in STACKS[: 1 if depth == 1 else 2]  # with one layer there is nothing between layers
+            for stack in STACKS
         ]
 
     def measure(self, row: Row, result: Result) -> dict[str, Any]:
@@ -63,34 +65,35 @@ class Depth(Experiment):
 
     def table(self, records: Sequence[Record]) -> Table:
         header = [
-            "layers", "stack", "test error, %", "alive by layer, %", "mean activation by layer", "parameters", "epochs",
-            "seeds", "time",
+            "layers", "initialisation", "test error, %", "alive by layer, %", "mean activation by layer", "parameters",
+            "epochs", "seeds", "time",
         ]  # fmt: skip
         return Table(header, [line_of(group) for group in by_method(records)])
 
     def findings(self, records: Sequence[Record]) -> list[str]:
         groups = {group[0].method: group for group in by_method(records)}
-        return [sentence(depth, groups) for depth in range(1, DEEPEST + 1) if f"plain-{depth}" in groups]
+        return [sentence(depth, groups) for depth in range(1, DEEPEST + 1) if f"ours-{depth}" in groups]
 
     def pictures(self, records: Sequence[Record]) -> dict[str, Figure]:
         from capsnet.report import figures
 
         bars = []
         for group in by_method(records):
-            colour = figures.BLUE if group[0].shown["stack"] == "recipe" else figures.VERMILLION
-            label = f"{group[0].shown['layers']} {group[0].shown['stack']}"
+            colour = figures.BLUE if group[0].method.startswith("ours") else figures.VERMILLION
+            label = f"{group[0].shown['layers']} {group[0].method.partition('-')[0]}"
             bars.append(figures.Bar.over_seeds(label, values(group, "error_percent"), colour))
-        note = "Test error in percent by number of capsule layers, mean and standard deviation over seeds."
+        note = "Test error in percent by capsule layers and initialisation, mean and standard deviation over seeds."
         return {"depth": figures.bars(self.title, note, {"Fashion-MNIST": bars})}
 
 
 def shown(stack: str, depth: int) -> dict[str, str]:
-    return {"layers": str(depth), "stack": stack}
+    return {"layers": str(depth), "initialisation": STACKS[stack]}
 
 
 def config_of(stack: str, depth: int, budget: Budget, seed: int) -> Config:
     """The quick preset's network and training with more capsule layers, without a decoder."""
-    model = replace(compact_capsules(), hidden_caps=(HIDDEN,) * (depth - 1), hidden_norm=stack == "recipe", decoder=())
+    init: Init = "official" if stack == "authors" else "default"
+    model = replace(compact_capsules(), hidden_caps=(HIDDEN,) * (depth - 1), init=init, decoder=())
     config = replace(
         get_preset("quick"), data="fashion-mnist", model=model, seed=seed, precision="fp32",
         epochs=EPOCHS.get(budget, 1), augment=Augment(shift=2, flip=True),
@@ -135,7 +138,7 @@ def line_of(group: Sequence[Record]) -> list[str]:
     first = group[0]
     return [
         first.shown["layers"],
-        first.shown["stack"] + (" *" if first.less else ""),
+        first.shown["initialisation"] + (" *" if first.less else ""),
         over_seeds(values(group, "error_percent")),
         by_layer(group, "alive_percent", 0),
         by_layer(group, "mean_activation", 2),
@@ -153,10 +156,11 @@ def by_layer(group: Sequence[Record], name: str, decimals: int) -> str:
 
 
 def sentence(depth: int, groups: dict[str, list[Record]]) -> str:
-    """Error and living capsules of a depth, plain and with the recipe."""
+    """Error and living capsules of a depth, with both initialisations."""
     parts = [
-        f"{stack} {average(group, 'error_percent'):.2f} % error, alive by layer {by_layer(group, 'alive_percent', 0)} %"
+        f"initialised {STACKS[stack]}: {average(group, 'error_percent'):.2f} % error, "
+        f"alive by layer {by_layer(group, 'alive_percent', 0)} %"
         for stack in STACKS
         if (group := groups.get(f"{stack}-{depth}"))
     ]
-    return f"{depth} capsule layer{'s' if depth > 1 else ''}: {'; '.join(parts)}."
+    return f"{depth} capsule layer{'s' if depth > 1 else ''}, {'; '.join(parts)}."

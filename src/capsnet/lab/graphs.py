@@ -52,8 +52,6 @@ def divided(model: Model) -> Divided | None:
     names = {layer.routing.name for layers in parts.branches for layer in layers}
     if unsupported := sorted(names - set(ROUTINGS)):
         raise UserError(f"the browser has no {unsupported[0]} routing")
-    if any(layer.normalise for layers in parts.branches for layer in layers):
-        raise UserError("the browser cannot normalise hidden capsules (hidden_norm)")
     return parts
 
 

@@ -94,10 +94,9 @@ class CapsNet(Model):
         sizes += [*c.hidden_caps, (c.num_classes, c.class_dim)]
         shared = [c.primary_types if c.shared else None, *[None] * len(c.hidden_caps)]
         common: dict[str, Any] = {"matrix": c.pose == "matrix", "init": c.init, "device": device, "dtype": dtype}
-        normalise = [False, *[c.hidden_norm] * len(c.hidden_caps)]
         return [
-            DenseCaps(*lower, *upper, routing=c.routing, shared=types, normalise=norm, **common)
-            for (lower, upper), types, norm in zip(itertools.pairwise(sizes), shared, normalise, strict=True)
+            DenseCaps(*lower, *upper, routing=c.routing, shared=types, **common)
+            for (lower, upper), types in zip(itertools.pairwise(sizes), shared, strict=True)
         ]
 
     @property

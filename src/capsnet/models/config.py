@@ -82,8 +82,6 @@ class CapsNetConfig(ModelConfig):
     """Multiply the primary capsules' convolution by 1/types, as the authors' code does."""
     hidden_caps: tuple[tuple[int, int], ...] = ()
     """Capsule layers between primary and class capsules: (capsules, dimension) of each layer."""
-    hidden_norm: bool = False
-    """Scale the poses between capsule layers to a mean squared length of 1: activations of deep stacks fade less."""
     class_dim: int = 16
     """Class capsule dimension."""
     pose: Pose = "vector"

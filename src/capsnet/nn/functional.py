@@ -58,17 +58,6 @@ def lengths(v: Tensor, dim: int = -1) -> Tensor:
     return torch.sqrt(at_least_float32(v).square().sum(dim) + EPS)  # the same epsilon, for the same reason
 
 
-def unit_scale(u: Tensor) -> Tensor:
-    """u / √(mean_i ‖u_i‖²): the capsules of each example keep their directions and relative lengths. (b, i, p)
-
-    >>> unit_scale(torch.tensor([[[0.0, 0.1], [0.0, 0.0]]]))
-    tensor([[[0.0000, 1.4142],
-             [0.0000, 0.0000]]])
-    """
-    squared = at_least_float32(u).square().sum(-1).mean(1)
-    return (u / torch.sqrt(squared + EPS)[:, None, None]).to(u.dtype)
-
-
 def votes(u: Tensor, W: Tensor) -> Tensor:
     """û_{j|i} = W_ij u_i (Eq. 2): what lower capsule i predicts for upper capsule j.
 

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 
 from capsnet.errors import UserError
 from capsnet.kernels import dispatch
-from capsnet.nn.functional import Capsules, squash, unit_scale
+from capsnet.nn.functional import Capsules, squash
 from capsnet.nn.initial import check_init, truncated_normal_
 from capsnet.nn.options import Init
-from capsnet.routing.base import Routed, Routing, Sizes, create, lower_activations, options_for
+from capsnet.routing.base import Routed, Routing, Sizes, create, options_for
 from capsnet.routing.options import RoutingOptions
 
 
@@ -147,8 +147,7 @@ class DenseCaps(nn.Module):
 
     `routing` is the name of a registered algorithm, its options or a `Routing` module; options of a named algorithm may
     follow as keywords. `shared` is the number of lower capsule types when one transformation serves all positions of a
-    grid: W is then (types, j, q, p), which lets large images and many classes fit. With `normalise`, the lower poses
-    are first scaled to a mean squared length of 1, so that activations fade less in deep stacks. With `matrix`, poses
+    grid: W is then (types, j, q, p), which lets large images and many classes fit. With `matrix`, poses
     are square matrices of as many numbers and W_ij is such a matrix too.
 
     A routing with activations of its own returns `Capsules(poses, activations)` instead of poses alone, and the next
@@ -170,14 +169,12 @@ class DenseCaps(nn.Module):
         routing: str | RoutingOptions | Routing = "dynamic",
         shared: int | None = None,
         matrix: bool = False,
-        normalise: bool = False,
         init: Init = "default",
         device: torch.device | None = None,
         dtype: torch.dtype | None = None,
         **options: Any,
     ) -> None:
         super().__init__()
-        self.normalise = normalise
         if shared is not None and (shared < 1 or lower % shared):
             raise UserError(
                 f"DenseCaps shares transformations over {shared} capsule types, but {lower} lower capsules are not a "
@@ -229,9 +226,6 @@ class DenseCaps(nn.Module):
                 f"set lower and lower_dim to what the layer below gives, or check its types and dim."
             )
         routing = self.routing.with_options(**options) if options else self.routing
-        if self.normalise:
-            a = lower_activations(u, a) if routing.own_activations else None  # the lengths before they are scaled
-            u = unit_scale(u)
         u, W, a = self.voters(u, a)
         return routing(u, W, a, trace=trace)
 
@@ -246,8 +240,8 @@ class DenseCaps(nn.Module):
 
     def extra_repr(self) -> str:
         shared = f", shared={self.shared}" if self.shared else ""
-        flags = "".join(f", {name}" for name in ("matrix", "normalise") if getattr(self, name))
-        return f"{self.lower}×{self.lower_dim} → {self.upper}×{self.upper_dim}{shared}{flags}"
+        matrix = ", matrix" if self.matrix else ""
+        return f"{self.lower}×{self.lower_dim} → {self.upper}×{self.upper_dim}{shared}{matrix}"
 
 
 def routing_of(routing: str | RoutingOptions | Routing, options: dict[str, Any]) -> Routing:
