@@ -137,8 +137,9 @@ ABOUT = {
         (
             "It always predicts one of its five classes, even for a blank image.",
             "It was trained on rendered toys before a plain background, seen from 30° to 70° above the ground. Its "
-            "input is the central 32×32 pixels of a stereo pair of 48×48, so it cannot classify photographs.",
-            "The test images show other toys than the training images, which are four of each category.",
+            "input is a stereo pair reduced to 32×32 pixels, so it cannot classify photographs.",
+            "The validation images show the toys that it was trained on, five of each category; the test images show "
+            "other toys, which is much harder.",
         ),
     ),
     "fashion": About(
