@@ -162,7 +162,7 @@ def config_of(kind: str, what: str, budget: Budget, seed: int) -> Config:
     """The same training for all networks."""
     config = Config(
         data=views(f"familiar-{what}", budget), epochs=EPOCHS[budget], batch_size=64, optimizer="adamw", lr=0.001,
-        weight_decay=0.01, validation=VALIDATION, stop_at=STOP_AT, seed=seed, model=model_of(kind),
+        weight_decay=0.01, average=0.99, validation=VALIDATION, stop_at=STOP_AT, seed=seed, model=model_of(kind),
         augment=Augment(shift=2),
     )  # fmt: skip
     if budget != "smoke":
