@@ -91,7 +91,7 @@ class Registry(Generic[T]):
         if name not in self._entries:
             self._import(name)
         if name not in self._entries:
-            raise UserError(f"{unknown(self.kind, name, self.names())} One from a file of yours needs --plugin FILE.")
+            raise UserError(f"{unknown(self.kind, name, self.names())} A {self.kind} of a plugin needs --plugin FILE.")
         return self._entries[name]
 
     def names(self) -> list[str]:

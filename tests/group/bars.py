@@ -19,7 +19,7 @@ PLAIN = Config(preset="tiny", data="bars", epochs=34, batch_size=8, lr=0.002, va
 RESIDUAL = replace(TINY, stem="residual", stem_channels=(4, 4), stem_kernels=(3, 3), stem_strides=(2, 1))
 CNN = CNNConfig((1, 12, 12), 2, channels=(4, 4), kernels=(3, 3), pool=(2, 1), hidden=(8,), norm=True)
 CONFIGS = {  # of trainings that are the same in one process and in several
-    "capsnet": replace(PLAIN, augment=Augment(shift=1, rotate=10, elastic=1.0, share=0.5, erase=2)),
+    "capsnet": replace(PLAIN, augment=Augment(shift=1, rotate=10, elastic=1.0, share=0.5, erase=2, contrast=0.2)),
     "residual": replace(PLAIN, model=RESIDUAL, clip=1.0, average=0.9, epochs=4),
     "vb": replace(PLAIN, model=replace(TINY, routing=options_for("vb")), epochs=4),
     "em": replace(PLAIN, model=replace(TINY, routing=options_for("em")), epochs=4),

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import capsnet
+from capsnet.errors import UserError
 from capsnet.io import checkpoint, zoo
 from capsnet.io.records import Certificate
 from capsnet.models.base import Model, Output
@@ -56,6 +57,13 @@ def test_every_kind_of_network_has_a_tiny_one_of_its_kind(kind: str, side: int) 
 
 def test_a_capsule_network_of_an_old_record_becomes_what_it_was() -> None:
     assert model_from_dict(OLD) == UPGRADED
+
+
+def test_hidden_norm_of_an_old_record_is_forgotten_if_it_was_off() -> None:
+    record = model_to_dict(CapsNetConfig())
+    assert model_from_dict(record | {"hidden_norm": False}) == CapsNetConfig()
+    with pytest.raises(UserError, match="hidden_norm"):
+        model_from_dict(record | {"hidden_norm": True})
 
 
 def test_branches_of_an_old_record_become_a_model_of_their_own() -> None:

@@ -89,14 +89,14 @@ def splits_of(
     views: str = "all",
     held_out: int = 0,
     crop: int = 0,
-    standardize: bool = False,
+    standardise: bool = False,
 ) -> Splits[Views]:
     """The requested splits; `held_out` training instances, from the last one on, become the validation split."""
     train = seen(train, views.replace("novel", "familiar"))
     request = replace(request, image_size=None) if crop else request  # windows of the images as they are
     test = seen(test, views)
-    if standardize:  # whole images, as Hinton et al. (2018) do before they cut windows
-        train, test = (replace(part, images=standardized(part.images)) for part in (train, test))
+    if standardise:  # whole images, as Hinton et al. (2018) do before they cut windows
+        train, test = (replace(part, images=standardised(part.images)) for part in (train, test))
     splits = split_instances(train, test, request, held_out)
     if not crop:
         return splits
@@ -109,12 +109,12 @@ def splits_of(
     return Splits(replace(first, stream=stream, endless=True), *others)
 
 
-def standardized(images: Tensor) -> Tensor:
+def standardised(images: Tensor) -> Tensor:
     """Both images of each pair with a mean of one half and a standard deviation of a sixth: uint8 (n, c, h, w) → uint8.
 
     Values more than three deviations from the mean become black or white.
 
-    >>> standardized(torch.tensor([0, 60], dtype=torch.uint8).view(1, 1, 1, 2)).flatten()
+    >>> standardised(torch.tensor([0, 60], dtype=torch.uint8).view(1, 1, 1, 2)).flatten()
     tensor([ 85, 170], dtype=torch.uint8)
     """
     out = torch.empty_like(images)

@@ -1,9 +1,9 @@
-"""How deep can capsules be stacked? One to four capsule layers on Fashion-MNIST, with two initialisations.
+"""How deep can capsules be stacked? One to four capsule layers on Fashion-MNIST.
 
-Squash shortens: capsules of length 0.1 vote with a tenth of the strength, and the next layer is shorter still, so that
-lengths can vanish with every layer, and gradients with them. What counts is how large the transformations are at the
-start. The authors' standard deviation of 0.1 was made for one layer with 1,152 lower capsules; ours depends on the
-sizes of each layer (`DenseCaps.reset_parameters`).
+Squash shortens: capsules of length 0.1 vote with a tenth of the strength, and the next layer is shorter still. Before
+training, lengths therefore vanish with every layer of a stack. Training recovers them if the transformations start
+large enough: their standard deviation depends on the sizes of each layer (`DenseCaps.reset_parameters`), where the
+authors' 0.1 was made for one layer with 1,152 lower capsules.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from capsnet.data import Augment, in_order
 from capsnet.experiments.core.networks import compact_capsules
 from capsnet.experiments.core.plan import Budget, Experiment, Record, Row, average, by_method, tiny, values
 from capsnet.models.base import Model
-from capsnet.nn.options import Init
 from capsnet.report.tables import Table, over_seeds, plain, whole
 from capsnet.timing import clock
 from capsnet.train.config import Config
@@ -34,7 +33,6 @@ HIDDEN = (32, 8)  # capsules of a hidden layer, and their dimension
 ALIVE = 0.1  # a capsule is alive if its activation exceeds this for at least one examined image
 EXAMINED = 500  # test images
 EPOCHS = {"hour": 1, "day": 5}
-STACKS = {"ours": "by the sizes of each layer", "authors": "as the authors do, with 0.1 in every layer"}
 
 
 class Depth(Experiment):
@@ -42,8 +40,7 @@ class Depth(Experiment):
     title = "Depth: stacks of capsule layers"
     question = (
         f"How many capsule layers can be stacked? One to {DEEPEST} layers are trained on Fashion-MNIST with dynamic "
-        f"routing; hidden layers have {HIDDEN[0]} capsules of {HIDDEN[1]} dimensions. The transformations start with "
-        "the standard deviation that suits the sizes of a layer, or with the authors' 0.1 in every layer. A capsule is "
+        f"routing; hidden layers have {HIDDEN[0]} capsules of {HIDDEN[1]} dimensions. A capsule is "
         f"alive if its activation exceeds {ALIVE:g} for at least one of {EXAMINED} test images; the last layer "
         "contains the class capsules."
     )
@@ -51,9 +48,8 @@ class Depth(Experiment):
 
     def rows(self, budget: Budget, seed: int) -> list[Row]:
         return [
-            Row(f"{stack}-{depth}", config_of(stack, depth, budget, seed), shown(stack, depth))
+            Row(f"layers-{depth}", config_of(depth, budget, seed), {"layers": str(depth)})
             for depth in ((1, DEEPEST) if budget == "smoke" else range(1, DEEPEST + 1))
-            for stack in STACKS
         ]
 
     def measure(self, row: Row, result: Result) -> dict[str, Any]:
@@ -65,35 +61,28 @@ class Depth(Experiment):
 
     def table(self, records: Sequence[Record]) -> Table:
         header = [
-            "layers", "initialisation", "test error, %", "alive by layer, %", "mean activation by layer", "parameters",
+            "layers", "test error, %", "alive by layer, %", "mean activation by layer", "parameters",
             "epochs", "seeds", "time",
         ]  # fmt: skip
         return Table(header, [line_of(group) for group in by_method(records)])
 
     def findings(self, records: Sequence[Record]) -> list[str]:
-        groups = {group[0].method: group for group in by_method(records)}
-        return [sentence(depth, groups) for depth in range(1, DEEPEST + 1) if f"ours-{depth}" in groups]
+        return [sentence(group) for group in by_method(records)]
 
     def pictures(self, records: Sequence[Record]) -> dict[str, Figure]:
         from capsnet.report import figures
 
-        bars = []
-        for group in by_method(records):
-            colour = figures.BLUE if group[0].method.startswith("ours") else figures.VERMILLION
-            label = f"{group[0].shown['layers']} {group[0].method.partition('-')[0]}"
-            bars.append(figures.Bar.over_seeds(label, values(group, "error_percent"), colour))
-        note = "Test error in percent by capsule layers and initialisation, mean and standard deviation over seeds."
+        bars = [
+            figures.Bar.over_seeds(group[0].shown["layers"], values(group, "error_percent"), figures.BLUE)
+            for group in by_method(records)
+        ]
+        note = "Test error in percent by number of capsule layers, mean and standard deviation over seeds."
         return {"depth": figures.bars(self.title, note, {"Fashion-MNIST": bars})}
 
 
-def shown(stack: str, depth: int) -> dict[str, str]:
-    return {"layers": str(depth), "initialisation": STACKS[stack]}
-
-
-def config_of(stack: str, depth: int, budget: Budget, seed: int) -> Config:
+def config_of(depth: int, budget: Budget, seed: int) -> Config:
     """The quick preset's network and training with more capsule layers, without a decoder."""
-    init: Init = "official" if stack == "authors" else "default"
-    model = replace(compact_capsules(), hidden_caps=(HIDDEN,) * (depth - 1), init=init, decoder=())
+    model = replace(compact_capsules(), hidden_caps=(HIDDEN,) * (depth - 1), decoder=())
     config = replace(
         get_preset("quick"), data="fashion-mnist", model=model, seed=seed, precision="fp32",
         epochs=EPOCHS.get(budget, 1), augment=Augment(shift=2, flip=True),
@@ -137,8 +126,7 @@ def alive_share(activations: Tensor) -> float:
 def line_of(group: Sequence[Record]) -> list[str]:
     first = group[0]
     return [
-        first.shown["layers"],
-        first.shown["initialisation"] + (" *" if first.less else ""),
+        first.shown["layers"] + (" *" if first.less else ""),
         over_seeds(values(group, "error_percent")),
         by_layer(group, "alive_percent", 0),
         by_layer(group, "mean_activation", 2),
@@ -155,12 +143,10 @@ def by_layer(group: Sequence[Record], name: str, decimals: int) -> str:
     return ", ".join(f"{sum(values) / len(values):.{decimals}f}" for values in layers)
 
 
-def sentence(depth: int, groups: dict[str, list[Record]]) -> str:
-    """Error and living capsules of a depth, with both initialisations."""
-    parts = [
-        f"initialised {STACKS[stack]}: {average(group, 'error_percent'):.2f} % error, "
-        f"alive by layer {by_layer(group, 'alive_percent', 0)} %"
-        for stack in STACKS
-        if (group := groups.get(f"{stack}-{depth}"))
-    ]
-    return f"{depth} capsule layer{'s' if depth > 1 else ''}, {'; '.join(parts)}."
+def sentence(group: Sequence[Record]) -> str:
+    """Error and living capsules of a depth."""
+    depth = group[0].shown["layers"]
+    return (
+        f"{depth} capsule layer{'s' if depth != '1' else ''}: {average(group, 'error_percent'):.2f} % error, "
+        f"alive by layer {by_layer(group, 'alive_percent', 0)} %."
+    )

@@ -148,7 +148,7 @@ def scan_rows(folder: Path, budget: Budget, seed: int) -> list[Row]:
     """Both networks on 400 images of a folder."""
     like = replace(
         get_preset("own-images"), data=f"folder:{folder}", validation=0, seed=seed, augment=Augment(shift=4),
-        epochs=40, model=compact_capsules(SCAN_SIDE, classes=2),
+        epochs=40, lr=0.001, model=compact_capsules(SCAN_SIDE, classes=2),
     )  # fmt: skip
     cnn = replace(like, model=compact_cnn(like.model))
     configs = {"capsnet": ("CapsNet", like), "cnn": ("CNN of similar size", cnn)}

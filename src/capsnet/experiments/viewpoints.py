@@ -2,12 +2,12 @@
 
 Every network is trained twice: on azimuths of 300° to 40°, and on the three lowest elevations. Training stops at the
 first epoch with at most STOP_AT % errors on familiar views of the training toys that are held out for validation, so
-that all networks are compared at the same familiar-view error. Then they are tested on novel views of the toys that
-they know, and, as in the paper, on familiar and novel views of toys that they have never seen. Test images play no part
-in the stop.
+that all networks are compared at about the same familiar-view error. Then they are tested on novel views of the toys
+that they know, and, as in the paper, on familiar and novel views of toys that they have never seen. Test images play no
+part in the stop.
 
-Novel views of known toys measure what is asked for here. Five toys of a category differ more than five of smallNORB's
-do, so that on new toys most errors come from the toy and not from the view.
+Novel views of known toys differ from the training images in the view alone. New toys are hard even at familiar views:
+what a CNN makes of a training toy that was held out varies between 8 and 50 % errors.
 
 Since all poses are known, a linear read-out also measures how much of azimuth and elevation the capsule of the true
 class contains. It is fitted on training images and judged on the toys for testing, at familiar views.
@@ -71,8 +71,8 @@ class Viewpoints(Experiment):
         "Does a network that knows toys from some directions recognise them from others? All networks are trained on "
         "azimuths of 300° to 40°, or on the three lowest elevations, until at most "
         f"{STOP_AT:g} % of held-out familiar views are wrong. They are then tested on novel views of these toys, and "
-        "on familiar and novel views of other toys. The images are rendered (`viewpoints`); the paper's figures are for "
-        "smallNORB. "
+        "on familiar and novel views of other toys. The images are rendered (`viewpoints`); the paper's figures are "
+        "for smallNORB. "
         "A linear read-out of azimuth (as sine and cosine) and elevation, fitted on training images and judged on "
         "familiar views of the toys for testing, measures how much of the pose the capsule of the true class "
         "contains, or for the CNN its last hidden layer."
@@ -128,7 +128,8 @@ class Viewpoints(Experiment):
 
     def claims(self, records: Sequence[Record], budget: str) -> list[Claim]:
         groups = {group[0].method: group for group in by_method(records)}
-        return [claim(what, groups) for what in FAMILIAR if {f"cnn-{what}", f"em-{what}"} <= set(groups)]
+        both = [what for what in FAMILIAR if {f"cnn-{what}", f"em-{what}"} <= set(groups)]
+        return [claim(what, groups, toys) for what in both for toys in TOYS]
 
 
 # --- Rows --------------------------------------------------------------------------------------------------------
@@ -144,7 +145,7 @@ def row_of(kind: str, what: str, budget: Budget, seed: int) -> Row:
 
 
 def views(kind: str, budget: Budget) -> str:
-    """The dataset with these views: whole toys, as smallNORB's fit into windows of 32 pixels."""
+    """The dataset with these views, in pairs reduced to 32×32, so that the whole toy is visible."""
     thinned = ",every=6" if budget == "smoke" else ""
     return f"viewpoints:size={SIDE},views={kind}{thinned}"
 
@@ -196,7 +197,7 @@ def read_out(result: Result) -> dict[str, Any]:
     splits = result.splits
     assert isinstance(splits.train, Views)
     assert isinstance(splits.test, Views)
-    fitted = reading(result.model, replace(splits.train, endless=False))  # central windows
+    fitted = reading(result.model, splits.train)
     judged = reading(result.model, splits.test)
     found = {f"r2_{name}": defined(value) for name, value in r_squared(fitted, judged, TARGETS).items()}
     return found | {"numbers_read": fitted.numbers.shape[-1]}
@@ -275,7 +276,7 @@ def early_ends(groups: Mapping[str, Sequence[Record]]) -> list[str]:
     return said
 
 
-def claim(what: str, groups: Mapping[str, Sequence[Record]]) -> Claim:
-    ours, baseline = (measured(groups[f"{kind}-{what}"], test="novel") for kind in ("em", "cnn"))
-    figures = f"{PAPER['em', what][1]:g} % vs. {PAPER['cnn', what][1]:g} %"
-    return lower(f"Error on novel {what}s: matrix capsules beat a CNN", figures, ours, baseline)
+def claim(what: str, groups: Mapping[str, Sequence[Record]], toys: str) -> Claim:
+    ours, baseline = (measured(groups[f"{kind}-{what}"], test=TOYS[toys]) for kind in ("em", "cnn"))
+    figures = f"{PAPER['em', what][1]:g} % vs. {PAPER['cnn', what][1]:g} %" if toys == "new" else "–"
+    return lower(f"Error on novel {what}s of {toys} toys: matrix capsules beat a CNN", figures, ours, baseline)

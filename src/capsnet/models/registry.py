@@ -93,7 +93,7 @@ def upgrade(record: dict[str, Any]) -> dict[str, Any]:
     Results and birth certificates keep the config that they were written with.
     """
     parts = {"kind": "capsnet", **record}
-    if parts.get("hidden_norm") is False:  # an option of the first versions
+    if parts.get("hidden_norm") is False:  # an option that was removed; it was off
         del parts["hidden_norm"]
     if parts["kind"] != "capsnet" or isinstance(parts.get("routing"), dict):
         return parts

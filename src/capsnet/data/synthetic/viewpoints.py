@@ -73,8 +73,8 @@ class Options:
     """All views, or novel or familiar ones by azimuth or elevation."""
     held_out: int = 0
     """Training instances that are used for validation only."""
-    standardize: bool = False
-    """Whether every image gets the same mean and contrast (`capsnet.data.views.standardized`)."""
+    standardise: bool = False
+    """Whether every pair gets the same mean and contrast (`capsnet.data.views.standardised`)."""
     every: int = 1
     """Every how many elevations, azimuths and lightings are used."""
 
@@ -127,7 +127,7 @@ def load(request: Request) -> Splits[Views]:
             ]
             parts.append(as_views(torch.cat(images), toys, options, request.spec.text))
     train, test = parts
-    return splits_of(train, test, request, options.views, options.held_out, options.crop, options.standardize)
+    return splits_of(train, test, request, options.views, options.held_out, options.crop, options.standardise)
 
 
 def as_views(images: Tensor, toys: Sequence[tuple[int, int]], options: Options, name: str) -> Views:
