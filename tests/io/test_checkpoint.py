@@ -19,12 +19,18 @@ import capsnet
 from capsnet.errors import UserError
 from capsnet.io import checkpoint
 from capsnet.io.records import Certificate
-from capsnet.models.capsnet import CapsNet
+from capsnet.models.base import Model
 from capsnet.models.cnn import CNN
+from capsnet.models.matrix import MatrixCapsNet, MatrixConfig
 from tiny_models import TINY_CNN, tiny
 
 
-def saved(folder: Path, model: CapsNet | CNN | None = None) -> Path:
+def matrix() -> MatrixCapsNet:
+    """A model with tensors that are computed and not stored: the coordinates that are added to the votes."""
+    return MatrixCapsNet(MatrixConfig((1, 20, 20), 3).tiny())
+
+
+def saved(folder: Path, model: Model | None = None) -> Path:
     path = folder / checkpoint.MODEL_FILE
     checkpoint.save_model(path, model or tiny(), Certificate(more={"why": "test"}))
     return path
@@ -45,11 +51,13 @@ def refusal(path: Path) -> str:
     return str(error.value)
 
 
-@pytest.mark.parametrize("make", [tiny, lambda: tiny(stem_norm=True, hidden_caps=((5, 4),)), lambda: CNN(TINY_CNN)])
-def test_a_saved_model_comes_back_the_same(tmp_path: Path, make: Callable[[], CapsNet | CNN]) -> None:
+@pytest.mark.parametrize(
+    "make", [tiny, lambda: tiny(stem_norm=True, hidden_caps=((5, 4),)), lambda: CNN(TINY_CNN), matrix]
+)
+def test_a_saved_model_comes_back_the_same(tmp_path: Path, make: Callable[[], Model]) -> None:
     model = make()
     model.classes = ("apple", "pear", "Käse ☂")
-    images = torch.rand(3, 12, 12)
+    images = torch.rand(3, *model.config.image_shape[1:])
     path = saved(tmp_path, model)
     for place in (tmp_path, path, str(path)):
         loaded = capsnet.load(place)

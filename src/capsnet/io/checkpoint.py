@@ -102,7 +102,12 @@ def load(path: str | Path, device: str | torch.device = "cpu", *, stem: nn.Modul
     except (ValueError, TypeError, RuntimeError, ArithmeticError, MemoryError) as error:
         raise UserError(f"{file} does not describe a network that can be built: {error}") from None
     check_record(record, model.config.num_classes, file)
-    model.load_state_dict(fit(tensors, model.state_dict(), file), assign=True)
+    fitting = fit(tensors, model.state_dict(), file)
+    model.load_state_dict(fitting, assign=True)
+    if any(buffer.is_meta for buffer in model.buffers()):  # those that are computed, not stored
+        with torch.random.fork_rng(devices=[]):
+            model = build(model.config, stem=stem)
+        model.load_state_dict(fitting, assign=True)
     model.classes = tuple(map(str, record["classes"]))
     model.multi_label = record["multi_label"]
     model.certificate = Certificate.of_header(record["certificate"])
