@@ -171,6 +171,7 @@ def test_a_cache_that_cannot_be_written_is_one_sentence(tmp_path: Path, monkeypa
         ("viewpoints:views=novel-azimut", "no choice of viewpoints:views 'novel-azimut'; did you mean 'novel-azimuth'"),
         ("viewpoints:size=50", "size=50 should be one of 96, 48, 32, 24, 16"),
         ("viewpoints:crop=60", "crop=60 should be between 0 and 48"),
+        ("viewpoints:standardise=2", "standardise=2 should be between 0 and 1"),
         ("viewpoints:held_out=5", "held_out=5 should be between 0 and 4"),
         ("viewpoints:every=0", "every=0 should be between 1 and 6"),
         ("viewpoints:every=two", "should be an integer, not 'two'"),

@@ -12,6 +12,7 @@ known (`Views.poses`).
     viewpoints:views=familiar-azimuth    trained and tested on azimuths of 300° to 40°
     viewpoints:views=novel-elevation     trained on the three lowest elevations, tested on the six higher ones
     viewpoints:views=familiar-elevation  trained and tested on the three lowest elevations
+    viewpoints:standardise=1             every pair with the same mean and contrast
     viewpoints:held_out=1                validation images show the last training instance, which is not trained on
     viewpoints:every=3                   only every third elevation, azimuth and lighting: a small version for trials
 
@@ -73,15 +74,15 @@ class Options:
     """All views, or novel or familiar ones by azimuth or elevation."""
     held_out: int = 0
     """Training instances that are used for validation only."""
-    standardise: bool = False
-    """Whether every pair gets the same mean and contrast (`capsnet.data.views.standardised`)."""
+    standardise: int = 0
+    """1 to give every pair the same mean and contrast (`capsnet.data.views.standardised`)."""
     every: int = 1
     """Every how many elevations, azimuths and lightings are used."""
 
     def __post_init__(self) -> None:
         if self.size not in SIZES:
             raise UserError(f"viewpoints:size={self.size} should be one of {', '.join(map(str, SIZES))} pixels.")
-        for name, low, high in (("crop", 0, self.size), ("held_out", 0, 4), ("every", 1, 6)):
+        for name, low, high in (("crop", 0, self.size), ("held_out", 0, 4), ("standardise", 0, 1), ("every", 1, 6)):
             if not low <= getattr(self, name) <= high:
                 raise UserError(f"viewpoints:{name}={getattr(self, name)} should be between {low} and {high}.")
         if self.views not in CHOICES:
@@ -127,7 +128,7 @@ def load(request: Request) -> Splits[Views]:
             ]
             parts.append(as_views(torch.cat(images), toys, options, request.spec.text))
     train, test = parts
-    return splits_of(train, test, request, options.views, options.held_out, options.crop, options.standardise)
+    return splits_of(train, test, request, options.views, options.held_out, options.crop, bool(options.standardise))
 
 
 def as_views(images: Tensor, toys: Sequence[tuple[int, int]], options: Options, name: str) -> Views:
