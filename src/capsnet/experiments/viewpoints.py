@@ -6,8 +6,7 @@ that all networks are compared at about the same familiar-view error. Then they 
 that they know, and, as in the paper, on familiar and novel views of toys that they have never seen. Test images play no
 part in the stop.
 
-Novel views of known toys differ from the training images in the view alone. New toys are hard even at familiar views:
-what a CNN makes of a training toy that was held out varies between 8 and 50 % errors.
+Novel views of known toys differ from the training images in the view alone. New toys differ in their shape as well.
 
 Since all poses are known, a linear read-out also measures how much of azimuth and elevation the capsule of the true
 class contains. It is fitted on training images and judged on the toys for testing, at familiar views.
