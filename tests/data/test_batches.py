@@ -251,6 +251,14 @@ def test_brightness_moves_the_mean_and_contrast_scales_the_differences_from_it()
     assert (strong.min(), strong.max()) == (0, 1)
 
 
+def test_a_part_of_a_batch_is_augmented_as_in_the_whole_batch() -> None:
+    images = torch.rand(20, 1, 12, 12)
+    spec = Augment(shift=2, rotate=10, flip=True, elastic=0.5, erase=3, brightness=0.2, contrast=0.3)
+    whole = augment(images, spec, generator(3, "test"))
+    part = augment(images[8:15], spec, generator(3, "test"), slice(8, 15), 20)
+    torch.testing.assert_close(part, whole[8:15])
+
+
 def test_light_leaves_the_other_draws_as_they_are() -> None:
     images = torch.rand(50, 1, 12, 12)
     spec = Augment(shift=2, rotate=10, flip=True, elastic=0.5, erase=3)
