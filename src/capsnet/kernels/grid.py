@@ -19,9 +19,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from capsnet.kernels.operators import differentiable_once, optional
+from capsnet.kernels.operators import LANES, differentiable_once, optional
 
 
 @dataclass(frozen=True)
@@ -56,33 +57,70 @@ class Windows:
 
 
 class GridVotes:
-    """The votes of a grid, seen through the sums above. Windows lie in the batch axis: results are (b·o, j, …)."""
+    """The votes of a grid, seen through the sums above.
+
+    As the loops take sixteen examples at a time, b is divided into (tile, lane), and what passes between iterations is
+    (tile, lane, o, j, …) with the lanes last in memory, so that nothing is rearranged on the way. `apart` and `whole`
+    convert from (b, …) and back.
+    """
 
     def __init__(self, u: Tensor, W: Tensor, windows: Windows) -> None:
         """u (b, cells·n, r·k) and W (blocks·n, j, k, c)."""
-        self.u, self.W, self.count = u, W, windows.count
-        self.types = u.shape[1] // (len(windows.starts) - 1)
-        self.windows, self.places = windows, (windows.starts, windows.window, windows.block)
+        self.b, self.i, p = u.shape
+        (self.n, self.j, k, self.c), self.windows = W.shape, windows
+        self.rows = p // k
+        # zeros up to multiples of four change nothing
+        self.W = F.pad(W, (0, -self.c % 4, 0, -k % 4)) if self.c % 4 or k % 4 else W.contiguous()
+        u = u.unflatten(-1, (self.rows, k))
+        self.u = in_lanes(self.apart(F.pad(u, (0, -k % 4)) if k % 4 else u))
+        self.places = (windows.starts, windows.window, windows.block)
+
+    def apart(self, x: Tensor) -> Tensor:
+        """(b, …) → (tile, lane, …); the last tile is filled up with zeros."""
+        missing = -self.b % LANES
+        x = torch.cat([x, x.new_zeros(missing, *x.shape[1:])]) if missing else x
+        return x.unflatten(0, (-1, LANES))
+
+    def whole(self, x: Tensor) -> Tensor:
+        """(tile, lane, o, …) → (b·o, …)."""
+        return x.flatten(0, 1)[: self.b].flatten(0, 1)
 
     def zeros(self) -> Tensor:
-        """(b·o, j, q)."""
-        rows = self.u.shape[2] // self.W.shape[2]
-        return self.u.new_zeros(len(self.u) * self.count, self.W.shape[1], rows * self.W.shape[3])
+        """(tile, lane, o, j, q)."""
+        zeros = self.u.new_zeros(len(self.u), self.windows.count, self.j, self.rows * self.c, LANES)
+        return zeros.movedim(-1, 1)
 
     def capacity(self) -> Tensor:
-        """(b·o, 1): what a parent receives when all children are active and divide themselves equally."""
-        shares = self.windows.shares() * (self.types / self.W.shape[1])
-        return shares.to(self.u).repeat(len(self.u)).unsqueeze(-1)
+        """(o, 1): what a parent receives when all children are active and divide themselves equally."""
+        types = self.i / (len(self.windows.starts) - 1)
+        return (self.windows.shares() * (types / self.j)).to(self.u).unsqueeze(-1)
 
-    def moments(self, a: Tensor, k: Tensor, mean: Tensor, P: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        S, one, two = moments(self.u, self.W, a, *map(self._apart, (k, mean, P)), *self.places)
-        return S.flatten(0, 1), one.flatten(0, 1), two.flatten(0, 1)
+    def moments(self, a: Tensor, k: Tensor | None, mean: Tensor, P: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """a (b, i), k (tile, lane, o, j), μ and P (tile, lane, o, j, q) → S like k, one and two like μ.
 
-    def attend(self, V: Tensor) -> Tensor:
-        return attend(self.u, self.W, self._apart(V), *self.places).flatten(0, 1)
+        Without k, all parents have equal shares, and μ and P are zeros that are not read.
+        """
+        known = (mean[..., 0] if k is None else k, self._filled(mean), self._filled(P))
+        found = moments(self.u, self.W, in_lanes(self.apart(a)), *map(in_lanes, known), *self.places, k is None)
+        S, one, two = (x.movedim(-1, 1) for x in found)
+        return S, self._cut(one), self._cut(two)
 
-    def _apart(self, x: Tensor) -> Tensor:
-        return x.unflatten(0, (-1, self.count))
+    def attend(self, V: Tensor | None) -> Tensor:
+        """V and s are (tile, lane, o, j, q); without V, all parents have equal shares."""
+        known = in_lanes(self._filled(self.zeros() if V is None else V))
+        return self._cut(attend(self.u, self.W, known, *self.places, V is None).movedim(-1, 1))
+
+    def _filled(self, x: Tensor) -> Tensor:
+        """Columns of poses filled up to a multiple of four."""
+        return F.pad(x.unflatten(-1, (-1, self.c)), (0, -self.c % 4)).flatten(-2) if self.c % 4 else x
+
+    def _cut(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (self.rows, -1))[..., : self.c].flatten(-2) if self.c % 4 else x
+
+
+def in_lanes(x: Tensor) -> Tensor:
+    """(tile, lane, …) → (tile, …, lane), contiguous."""
+    return x.movedim(1, -1).contiguous()
 
 
 @optional("grids of capsules are routed more slowly")
@@ -90,74 +128,82 @@ def fused() -> Any:
     """The compiled loops, after one forward and backward pass."""
     from capsnet.kernels.grid_numba import FusedGrid
 
-    one = torch.ones(1, 1, 1, 1, dtype=torch.float32, device="cpu")
-    windows = Windows.one(1)
-    grid = FusedGrid(one[0], one, windows.starts, windows.window, windows.block, 1)
-    grid.moments(one[0, 0], one[0], one, one)
-    grid.gradients_of_moments(one[0, 0], one[0], one, one, one[0], one, one)
+    windows, u = Windows.one(1), torch.ones(1, 1, 1, 4, LANES, dtype=torch.float32, device="cpu")
+    a, k, V, W = u[:, :, 0, 0], u[:, :, 0, :1], u[:, :, 0, None], torch.ones(1, 1, 4, 4, dtype=u.dtype, device="cpu")
+    grid = FusedGrid(u, W, windows.starts, windows.window, windows.block, 1)
+    grid.moments(a, k, V, V, False)
+    grid.gradients_of_moments(a, k, V, V, False, k, V, V)
     return FusedGrid
 
 
 @torch.library.custom_op("capsnet::grid_moments", mutates_args=())
 def moments(
-    u: Tensor, W: Tensor, a: Tensor, k: Tensor, mean: Tensor, P: Tensor, starts: Tensor, window: Tensor, block: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """a (b, cells·n), k (b, o, j), mean and P (b, o, j, q) → S (b, o, j), one and two (b, o, j, q)."""
-    return fused()(u, W, starts, window, block, k.shape[1]).moments(a, k, mean, P)
+    u: Tensor, W: Tensor, a: Tensor, k: Tensor, mean: Tensor, P: Tensor, starts: Tensor, window: Tensor, block: Tensor,
+    equal: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """With the layouts of `grid_numba`: a (tile, i, lane), k (tile, o, j, lane), mean and P (tile, o, j, q, lane) →
+    S like k, one and two like mean."""
+    return fused()(u, W, starts, window, block, k.shape[1]).moments(a, k, mean, P, equal)
 
 
 @torch.library.custom_op("capsnet::grid_moments_backward", mutates_args=())
 def _moments_backward(
     u: Tensor, W: Tensor, a: Tensor, k: Tensor, mean: Tensor, P: Tensor, starts: Tensor, window: Tensor, block: Tensor,
-    g_S: Tensor, g_one: Tensor, g_two: Tensor,
+    g_S: Tensor, g_one: Tensor, g_two: Tensor, equal: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients on the first six; those on k, mean and P are empty if shares are equal."""
     grid = fused()(u, W, starts, window, block, k.shape[1])
-    return grid.gradients_of_moments(a, k, mean, P, g_S, g_one, g_two)
+    return grid.gradients_of_moments(a, k, mean, P, equal, g_S, g_one, g_two)
 
 
 @torch.library.custom_op("capsnet::grid_attend", mutates_args=())
-def attend(u: Tensor, W: Tensor, V: Tensor, starts: Tensor, window: Tensor, block: Tensor) -> Tensor:
-    """V (b, o, j, q) → s (b, o, j, q)."""
-    return fused()(u, W, starts, window, block, V.shape[1]).attend(V)
+def attend(u: Tensor, W: Tensor, V: Tensor, starts: Tensor, window: Tensor, block: Tensor, equal: bool) -> Tensor:
+    """V (tile, o, j, q, lane) → s (tile, o, j, q, lane)."""
+    return fused()(u, W, starts, window, block, V.shape[1]).attend(V, equal)
 
 
 @torch.library.custom_op("capsnet::grid_attend_backward", mutates_args=())
 def _attend_backward(
-    u: Tensor, W: Tensor, V: Tensor, starts: Tensor, window: Tensor, block: Tensor, g_s: Tensor
+    u: Tensor, W: Tensor, V: Tensor, starts: Tensor, window: Tensor, block: Tensor, g_s: Tensor, equal: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return fused()(u, W, starts, window, block, V.shape[1]).gradients_of_attend(V, g_s)
+    return fused()(u, W, starts, window, block, V.shape[1]).gradients_of_attend(V, equal, g_s)
 
 
 @moments.register_fake
-def _(u, W, a, k, mean, P, starts, window, block):  # type: ignore[no-untyped-def]
+def _(u, W, a, k, mean, P, starts, window, block, equal):  # type: ignore[no-untyped-def]
     return torch.empty_like(k), torch.empty_like(mean), torch.empty_like(mean)
 
 
 @_moments_backward.register_fake
-def _(u, W, a, k, mean, P, starts, window, block, g_S, g_one, g_two):  # type: ignore[no-untyped-def]
-    return tuple(torch.empty_like(x) for x in (u, W, a, k, mean, P))
+def _(u, W, a, k, mean, P, starts, window, block, g_S, g_one, g_two, equal):  # type: ignore[no-untyped-def]
+    of_windows = [x.new_empty(0) if equal else torch.empty_like(x) for x in (k, mean, P)]
+    return *(torch.empty_like(x) for x in (u, W, a)), *of_windows
 
 
 @attend.register_fake
-def _(u, W, V, starts, window, block):  # type: ignore[no-untyped-def]
+def _(u, W, V, starts, window, block, equal):  # type: ignore[no-untyped-def]
     return torch.empty_like(V)
 
 
 @_attend_backward.register_fake
-def _(u, W, V, starts, window, block, g_s):  # type: ignore[no-untyped-def]
-    return torch.empty_like(u), torch.empty_like(W), torch.empty_like(V)
+def _(u, W, V, starts, window, block, g_s, equal):  # type: ignore[no-untyped-def]
+    return torch.empty_like(u), torch.empty_like(W), V.new_empty(0) if equal else torch.empty_like(V)
 
 
 def _keep(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
-    ctx.save_for_backward(*inputs)
+    *tensors, ctx.equal = inputs
+    ctx.save_for_backward(*tensors)
 
 
 def _moments_gradients(ctx, *given):  # type: ignore[no-untyped-def]
-    return *_moments_backward(*ctx.saved_tensors, *given), None, None, None
+    full = [x.contiguous() for x in given]
+    g_u, g_W, g_a, *of_windows = _moments_backward(*ctx.saved_tensors, *full, ctx.equal)
+    return g_u, g_W, g_a, *([None] * 3 if ctx.equal else of_windows), *[None] * 4
 
 
 def _attend_gradients(ctx, g_s):  # type: ignore[no-untyped-def]
-    return *_attend_backward(*ctx.saved_tensors, g_s), None, None, None
+    g_u, g_W, g_V = _attend_backward(*ctx.saved_tensors, g_s.contiguous(), ctx.equal)
+    return g_u, g_W, None if ctx.equal else g_V, *[None] * 4
 
 
 moments.register_autograd(_moments_gradients, setup_context=_keep)

@@ -3,10 +3,10 @@
 Sixteen examples are routed at a time, one in each lane of a vector (`lanes`). For one lower capsule the votes for the
 upper capsules of all windows that see it are formed side by side in the second-level cache, since they share one
 softmax, and are gone before the next capsule's turn. Layouts: u (tile, cell, type, r, k, lane); the arguments and sums
-of a window (tile, window, j, r, c, lane); W (block, type, j, k, c).
+of a window (tile, window, j, r, c, lane); W (block, type, j, k, c). Columns k and c are multiples of four.
 
-Work is cut into bands of cells by shape alone. A job writes sums for the windows of its band to memory of its own, and
-the bands are added in a fixed order: results are the same bits whatever the number of threads.
+Work is cut into tiles and bands of cells by shape alone. A job writes sums for the windows of its band to memory of its
+own, and the bands are added in a fixed order: results are the same bits whatever the number of threads.
 """
 
 # mypy: disable-error-code="no-untyped-def,call-arg,call-overload,var-annotated,import-untyped"
@@ -14,16 +14,30 @@ the bands are added in a fixed order: results are the same bits whatever the num
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from capsnet.kernels.lanes import LANES, compiled, f4, fma, inner, load, scratch, softmax, splat, spread, store
+from capsnet.kernels.lanes import (
+    LANES,
+    add_totals,
+    compiled,
+    f4,
+    fma,
+    inner,
+    load,
+    scratch,
+    softmax,
+    splat,
+    spread,
+    store,
+)
 from capsnet.kernels.routing_numba import JOBS, _flat, _parts
 from capsnet.kernels.threads import run
 
-GRADIENT_BYTES = 1 << 28  # for the gradients on W, of which every band of the backward pass has its own
+GRADIENT_BYTES = 1 << 28  # for the gradients on W, of which every job of the backward pass has its own
 
 # ---- One lower capsule, one window ----
 
@@ -104,26 +118,34 @@ def _agrees(d, at, V, V_at, js, q, R, R_at):
 
 
 @inner
-def _add_moments(d, at, R, R_at, active, js, q, agree, out, out_at):
+def _equal(R, count):
+    """Couplings before the first iteration."""
+    share = splat(f4(1.0) / f4(count // LANES))
+    for x in range(0, count, LANES):
+        store(R, x, share)
+
+
+@inner
+def _add_moments(d, at, R, R_at, active, js, q, agree, S, one, two, o):
     """S += r, one += r d, two += r d² for the upper capsules of one window; for agreements `one` only."""
-    one, two = out_at + js * LANES, out_at + (js + js * q) * LANES
+    x = o * js * q * LANES
     for j in range(js):
         r = load(R, R_at + j * LANES) * active
         if agree:
             for _ in range(q):
-                store(out, one, fma(r, load(d, at), load(out, one)))
+                store(one, x, fma(r, load(d, at), load(one, x)))
                 at += LANES
-                one += LANES
+                x += LANES
         else:
-            store(out, out_at + j * LANES, load(out, out_at + j * LANES) + r)
+            place = (o * js + j) * LANES
+            store(S, place, load(S, place) + r)
             for _ in range(q):
                 value = load(d, at)
                 weighted = r * value
-                store(out, one, load(out, one) + weighted)
-                store(out, two, fma(weighted, value, load(out, two)))
+                store(one, x, load(one, x) + weighted)
+                store(two, x, fma(weighted, value, load(two, x)))
                 at += LANES
-                one += LANES
-                two += LANES
+                x += LANES
 
 
 @inner
@@ -158,36 +180,46 @@ def _softmax_backward(R, delta, active, count):
 
 
 @inner
-def _vote_gradient(d, at, R, R_at, active, delta, P, g_one, g_two, P_at, js, q, agree, sums, sums_at):
-    """g_û in place of d, and the gradients on k, μ and P (or V) of one window in `sums`.
+def _vote_gradient(d, at, R, R_at, active, delta, P, g_one, g_two, P_at, js, q, agree, g_k, g_mean, g_P, o):
+    """g_û in place of d, and the gradients on k, μ and P (or V) of one window.
 
     g_û = r g_1 + (2 r g_2 − δ P) d, g_k += δ, g_μ −= g_û, g_P −= ½ δ d²; for agreements g_û = r g_1 + δ V, g_V += δ û.
     """
-    of_mean, of_P = sums_at + js * LANES, sums_at + (js + js * q) * LANES
+    x = o * js * q * LANES
     for j in range(js):
         r, change = load(R, R_at + j * LANES) * active, load(delta, R_at + j * LANES)
         if agree:
             for _ in range(q):
                 value = load(d, at)
-                store(sums, of_mean, fma(change, value, load(sums, of_mean)))
+                store(g_mean, x, fma(change, value, load(g_mean, x)))
                 store(d, at, fma(r, load(g_one, P_at), change * load(P, P_at)))
                 at += LANES
                 P_at += LANES
-                of_mean += LANES
+                x += LANES
         else:
-            half, twice = change * splat(f4(-0.5)), r + r
-            store(sums, sums_at + j * LANES, load(sums, sums_at + j * LANES) + change)
+            place, half, twice = (o * js + j) * LANES, change * splat(f4(-0.5)), r + r
+            store(g_k, place, load(g_k, place) + change)
             for _ in range(q):
                 value = load(d, at)
                 slope = twice * load(g_two, P_at) - change * load(P, P_at)
                 gradient = fma(slope, value, r * load(g_one, P_at))
                 store(d, at, gradient)
-                store(sums, of_mean, load(sums, of_mean) - gradient)
-                store(sums, of_P, fma(half * value, value, load(sums, of_P)))
+                store(g_mean, x, load(g_mean, x) - gradient)
+                store(g_P, x, fma(half * value, value, load(g_P, x)))
                 at += LANES
                 P_at += LANES
-                of_mean += LANES
-                of_P += LANES
+                x += LANES
+
+
+@inner
+def _equal_vote_gradient(d, at, r, g_one, g_two, P_at, js, q, agree):
+    """g_û = r (g_1 + 2 g_2 û), or r g_1 for agreements, in place of û: equal couplings do not depend on û."""
+    for x in range(0, js * q * LANES, LANES):
+        slope = load(g_one, P_at + x)
+        if not agree:
+            value = load(d, at + x)
+            slope = fma(value + value, load(g_two, P_at + x), slope)
+        store(d, at + x, r * slope)
 
 
 @inner
@@ -217,16 +249,11 @@ def _add_pose_gradient(g, at, js, rs, cs, W, W_at, kp, out, out_at):
 
 @inner
 def _add_weight_gradient(g, at, js, rs, cs, u, u_at, kp, out, out_at):
-    """out[j, k, c] += Σ_r M[r, k] g[j, r, c], lane by lane, two k and four c at a time."""
+    """out[j, k, c] += Σ_r M[r, k] g[j, r, c], summed over the examples, two k and four c at a time."""
     for j in range(js):
         for k in range(0, kp, 2):
             for c in range(0, cs, 4):
-                first = out_at + ((j * kp + k) * cs + c) * LANES
-                second = first + cs * LANES
-                y0, y1 = load(out, first), load(out, first + LANES)
-                y2, y3 = load(out, first + 2 * LANES), load(out, first + 3 * LANES)
-                z0, z1 = load(out, second), load(out, second + LANES)
-                z2, z3 = load(out, second + 2 * LANES), load(out, second + 3 * LANES)
+                y0 = y1 = y2 = y3 = z0 = z1 = z2 = z3 = splat(f4(0.0))
                 m, x = u_at + k * LANES, at + (j * rs * cs + c) * LANES
                 for _ in range(rs):
                     one, two = load(u, m), load(u, m + LANES)
@@ -236,21 +263,16 @@ def _add_weight_gradient(g, at, js, rs, cs, u, u_at, kp, out, out_at):
                     z0, z1, z2, z3 = fma(two, g0, z0), fma(two, g1, z1), fma(two, g2, z2), fma(two, g3, z3)
                     m += kp * LANES
                     x += cs * LANES
-                store(out, first, y0)
-                store(out, first + LANES, y1)
-                store(out, first + 2 * LANES, y2)
-                store(out, first + 3 * LANES, y3)
-                store(out, second, z0)
-                store(out, second + LANES, z1)
-                store(out, second + 2 * LANES, z2)
-                store(out, second + 3 * LANES, z3)
+                first = out_at + (j * kp + k) * cs + c
+                add_totals(out, first, y0, y1, y2, y3)
+                add_totals(out, first + cs, z0, z1, z2, z3)
 
 
 # ---- The jobs: a band of cells ----
 
 
 @inner
-def _respond(place, n, ns, begin, count, tile, u, W, k, mean, P, window, block, sizes, agree, d, R):
+def _respond(place, n, ns, begin, count, tile, u, W, k, mean, P, window, block, sizes, agree, equal, d, R):
     """Votes (deviations from the means, unless agreements are wanted) and couplings of one lower capsule."""
     os, js, rs, ks, kp, cs = sizes
     q = rs * cs
@@ -259,49 +281,56 @@ def _respond(place, n, ns, begin, count, tile, u, W, k, mean, P, window, block, 
         o = tile * os + window[begin + e]
         W_at = (block[begin + e] * ns + n) * js * kp * cs
         _vote(u, place * rs * kp * LANES, ks, kp, rs, W, W_at, js, cs, d, e * span)
+        if equal:
+            continue
         if agree:
             _agrees(d, e * span, P, o * span, js, q, R, e * js * LANES)
         else:
             _centred(d, e * span, mean, o * span, span)
             _fits(d, e * span, k, o * js * LANES, P, o * span, js, q, R, e * js * LANES)
-    softmax(R, count * js * LANES, False)  # over all parents of the lower capsule
+    if equal:
+        _equal(R, count * js * LANES)
+    else:
+        softmax(R, count * js * LANES, False)  # over all parents of the lower capsule
 
 
 @compiled
-def _moments(tile, first, last, low, out, out_at, u, W, a, k, mean, P, starts, window, block, ns, sizes, most, agree):
+def _moments(
+    tile, first, last, low, S, one, two, u, W, a, k, mean, P, starts, window, block, ns, sizes, most, agree, equal
+):  # fmt: skip
     """S, Σ r d and Σ r d² of the windows from `low` on, over the cells first … last-1 of one tile."""
     _, js, rs, _, _, cs = sizes
     q, cells = rs * cs, len(starts) - 1
-    span, size = js * q * LANES, (js + 2 * js * q) * LANES
+    span = js * q * LANES
     d, R = scratch(most * span), scratch(most * js * LANES)
     for cell in range(first, last):
         begin, count = starts[cell], starts[cell + 1] - starts[cell]
         for n in range(ns if count else 0):
             place = (tile * cells + cell) * ns + n
-            _respond(place, n, ns, begin, count, tile, u, W, k, mean, P, window, block, sizes, agree, d, R)
+            _respond(place, n, ns, begin, count, tile, u, W, k, mean, P, window, block, sizes, agree, equal, d, R)
             active = load(a, place * LANES)
             for e in range(count):
-                at = out_at + (window[begin + e] - low) * size
-                _add_moments(d, e * span, R, e * js * LANES, active, js, q, agree, out, at)
+                o = window[begin + e] - low
+                _add_moments(d, e * span, R, e * js * LANES, active, js, q, agree, S, one, two, o)
 
 
 @compiled
 def _moments_backward(
-    first, last, low, high, tiles, g_u, g_a, g_W, W_at, sums, sums_at, g_S, g_one, g_two,
-    u, W, a, k, mean, P, starts, window, block, ns, sizes, most, agree,
+    near, far, first, last, low, high, g_u, g_a, g_W, g_k, g_mean, g_P, g_S, g_one, g_two,
+    u, W, a, k, mean, P, starts, window, block, ns, sizes, most, agree, equal,
 ):  # fmt: skip
-    """All gradients for the cells first … last-1 of all tiles; those of windows and of W go to memory of the band."""
+    """All gradients for the cells first … last-1 of the tiles near … far-1; those of W are the job's own."""
     os, js, rs, _, kp, cs = sizes
     q, cells = rs * cs, len(starts) - 1
-    span, size = js * q * LANES, (js + 2 * js * q) * LANES
+    span = js * q * LANES
     d, R, delta = scratch(most * span), scratch(most * js * LANES), scratch(most * js * LANES)
-    for tile in range(tiles):
+    for tile in range(near, far):
         for cell in range(first, last):
             begin, count = starts[cell], starts[cell + 1] - starts[cell]
             for n in range(ns if count else 0):
                 place = (tile * cells + cell) * ns + n
                 pose = place * rs * kp * LANES
-                _respond(place, n, ns, begin, count, tile, u, W, k, mean, P, window, block, sizes, agree, d, R)
+                _respond(place, n, ns, begin, count, tile, u, W, k, mean, P, window, block, sizes, agree, equal, d, R)
                 active = load(a, place * LANES)
                 for e in range(count):
                     o = tile * os + window[begin + e]
@@ -310,114 +339,95 @@ def _moments_backward(
                     )
                 store(g_a, place * LANES, _softmax_backward(R, delta, active, count * js * LANES))
                 for e in range(count):
-                    o, number = tile * os + window[begin + e], block[begin + e] * ns + n
-                    here = sums_at + (tile * (high - low) + window[begin + e] - low) * size
-                    _vote_gradient(
-                        d,
-                        e * span,
-                        R,
-                        e * js * LANES,
-                        active,
-                        delta,
-                        P,
-                        g_one,
-                        g_two,
-                        o * span,
-                        js,
-                        q,
-                        agree,
-                        sums,
-                        here,
-                    )
-                    _add_pose_gradient(d, e * span, js, rs, cs, W, number * js * kp * cs, kp, g_u, pose)
-                    _add_weight_gradient(
-                        d, e * span, js, rs, cs, u, pose, kp, g_W, W_at + number * js * kp * cs * LANES
-                    )
+                    o, here = tile * os + window[begin + e], (tile - near) * (high - low) + window[begin + e] - low
+                    W_at = (block[begin + e] * ns + n) * js * kp * cs
+                    if equal:
+                        r = load(R, 0) * active
+                        _equal_vote_gradient(d, e * span, r, g_one, g_two, o * span, js, q, agree)
+                    else:
+                        _vote_gradient(
+                            d, e * span, R, e * js * LANES, active, delta, P, g_one, g_two, o * span, js, q, agree,
+                            g_k, g_mean, g_P, here,
+                        )  # fmt: skip
+                    _add_pose_gradient(d, e * span, js, rs, cs, W, W_at, kp, g_u, pose)
+                    _add_weight_gradient(d, e * span, js, rs, cs, u, pose, kp, g_W, W_at)
 
 
 # ---- The sums ----
 
-
-def _up_to(x: Tensor, *multiples: int) -> Tensor:
-    """Zeros at the end of the last two axes, up to multiples."""
-    (k, c), (by_k, by_c) = x.shape[-2:], multiples
-    return F.pad(x, (0, -c % by_c, 0, -k % by_k))
+Band = tuple[int, int, int, int]  # its first and last cell, and the first and last window that see any of them
+Sums = tuple[Tensor, Tensor, Tensor]
 
 
 class FusedGrid:
-    """`capsnet.kernels.grid.moments` and `attend`, and their gradients, for float32 on a CPU."""
+    """`capsnet.kernels.grid.moments` and `attend`, and their gradients, for float32 on a CPU.
+
+    Tensors have the layouts of this file. With `equal`, all parents get equal shares, and k, μ and P (or V) are not
+    read.
+    """
 
     def __init__(self, u: Tensor, W: Tensor, starts: Tensor, window: Tensor, block: Tensor, windows: int) -> None:
-        self.b, capsules, p = u.shape
-        self.j, self.k, self.c = W.shape[1:]
-        self.r, self.windows, self.cells = p // self.k, windows, len(starts) - 1
-        self.n = capsules // self.cells
-        self.tiles = -(-self.b // LANES)
-        self.W = _up_to(W, 4, 4).contiguous()
-        self.kp, self.cp = self.W.shape[-2:]
-        self.u = self._tiled(_up_to(u.unflatten(-1, (self.r, self.k)), 1, 4).flatten(2))
-        self.starts, self.window = starts, window
-        self.sizes = (windows, self.j, self.r, self.k, self.kp, self.cp)
-        most = int(starts.diff().max())
-        self.common = (_flat(starts), _flat(window), _flat(block), self.n, self.sizes, most)
-        self.size = self.j * (1 + 2 * self.r * self.cp)
+        self.tiles, places, r, k, _ = u.shape
+        self.u, self.W, self.starts, self.window = u, W, starts, window
+        self.windows, self.cells, self.j, self.q = windows, len(starts) - 1, W.shape[1], r * W.shape[3]
+        sizes = (windows, self.j, r, k, k, W.shape[3])
+        self.common = (
+            _flat(starts), _flat(window), _flat(block), places // self.cells, sizes, int(starts.diff().max()),
+        )  # fmt: skip
 
-    def moments(self, a: Tensor, k: Tensor, mean: Tensor, P: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return self._forward(self._inputs(a, k, mean, P), False)
+    def moments(self, a: Tensor, k: Tensor, mean: Tensor, P: Tensor, equal: bool) -> Sums:
+        return self._forward((a, k, mean, P), False, equal)
 
-    def attend(self, V: Tensor) -> Tensor:
-        return self._forward(self._agreements(V), True)[1]
+    def attend(self, V: Tensor, equal: bool) -> Tensor:
+        return self._forward((self._ones(), V, V, V), True, equal)[1]
 
-    def gradients_of_moments(self, a: Tensor, k: Tensor, mean: Tensor, P: Tensor, *given: Tensor) -> tuple[Tensor, ...]:
+    def gradients_of_moments(
+        self, a: Tensor, k: Tensor, mean: Tensor, P: Tensor, equal: bool, *given: Tensor
+    ) -> tuple[Tensor, ...]:
         """Gradients on u, W, a, k, mean and P, given those on S, one and two."""
-        g_S, g_one, g_two = given
-        wanted = (_flat(self._per_window(g_S)), self._poses(g_one), self._poses(g_two))
-        return self._backward(wanted, self._inputs(a, k, mean, P), False)
+        return self._backward(given, (a, k, mean, P), False, equal)
 
-    def gradients_of_attend(self, V: Tensor, g_s: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def gradients_of_attend(self, V: Tensor, equal: bool, g_s: Tensor) -> Sums:
         """Gradients on u, W and V."""
-        g_one = self._poses(g_s)
-        g_u, g_W, _, _, g_V, _ = self._backward((g_one, g_one, g_one), self._agreements(V), True)
+        g_u, g_W, _, _, g_V, _ = self._backward((g_s, g_s, g_s), (self._ones(), V, V, V), True, equal)
         return g_u, g_W, g_V
 
-    def _inputs(self, a: Tensor, k: Tensor, mean: Tensor, P: Tensor) -> tuple[np.ndarray, ...]:
-        active = _flat(self._tiled(a.unsqueeze(-1)))
-        return _flat(self.u), _flat(self.W), active, _flat(self._per_window(k)), self._poses(mean), self._poses(P)
+    def _ones(self) -> Tensor:
+        return self.u.new_ones(*self.u.shape[:2], LANES)
 
-    def _agreements(self, V: Tensor) -> tuple[np.ndarray, ...]:
-        ones, flat = _flat(self.u.new_ones(self.tiles * self.cells * self.n * LANES)), self._poses(V)
-        return _flat(self.u), _flat(self.W), ones, flat, flat, flat
-
-    def _forward(self, inputs: tuple[np.ndarray, ...], agree: bool) -> tuple[Tensor, Tensor, Tensor]:
+    def _forward(self, inputs: tuple[Tensor, ...], agree: bool, equal: bool) -> Sums:
         bands = self._bands(-(-JOBS // self.tiles))
-        sums = [self.u.new_zeros(self.tiles, high - low, self.size, LANES) for *_, low, high in bands]
+        sums = [self._sums(self.tiles, band, agree) for band in bands]
+        rest = (*map(_flat, (self.u, self.W, *inputs)), *self.common, agree, equal)
         jobs = [
-            (tile, first, last, low, _flat(out), tile * out[0].numel(), *inputs, *self.common, agree)
+            (tile, *band[:3], *of_tiles, *rest)
             for tile in range(self.tiles)
-            for (first, last, low, _), out in zip(bands, sums, strict=True)
+            for band, of_tiles in zip(bands, self._slices(sums, (tile, tile + 1)), strict=True)
         ]
         run(_moments, jobs)
         return self._added(bands, sums)
 
     def _backward(
-        self, wanted: tuple[np.ndarray, ...], inputs: tuple[np.ndarray, ...], agree: bool
+        self, given: tuple[Tensor, ...], inputs: tuple[Tensor, ...], agree: bool, equal: bool
     ) -> tuple[Tensor, ...]:
-        bands = self._bands(max(2, min(JOBS, GRADIENT_BYTES // (4 * LANES * self.W.numel()))))
-        sums = [self.u.new_zeros(self.tiles, high - low, self.size, LANES) for *_, low, high in bands]
-        g_u, g_a = torch.zeros_like(self.u), self.u.new_zeros(self.tiles, self.cells * self.n, 1, LANES)
-        g_W = self.u.new_zeros(len(bands), *self.W.shape, LANES)
-        flat_u, flat_a, flat_W, of_band = _flat(g_u), _flat(g_a), _flat(g_W), self.W.numel() * LANES
+        copies = max(2, GRADIENT_BYTES // (4 * self.W.numel()))
+        bands = self._bands(min(-(-JOBS // self.tiles), copies))
+        parts = _parts(self.tiles, max(1, copies // len(bands)))
+        sums = [self._sums(0 if equal else self.tiles, band, agree) for band in bands]
+        g_u, g_a = torch.zeros_like(self.u), self.u.new_zeros(*self.u.shape[:2], LANES)
+        g_W = self.W.new_zeros(len(parts), len(bands), self.W.numel())
+        flat_u, flat_a, of_jobs = _flat(g_u), _flat(g_a), g_W.numpy()
+        rest = (*map(_flat, (*given, self.u, self.W, *inputs)), *self.common, agree, equal)
         jobs = [
-            (*band, self.tiles, flat_u, flat_a, flat_W, number * of_band, _flat(out), 0, *wanted, *inputs, *self.common,
-             agree)
-            for number, (band, out) in enumerate(zip(bands, sums, strict=True))
-        ]  # fmt: skip
+            (*tiles, *band, flat_u, flat_a, of_job, *of_tiles, *rest)
+            for tiles, of_part in zip(parts, of_jobs, strict=True)
+            for band, of_job, of_tiles in zip(bands, of_part, self._slices(sums, tiles), strict=True)
+        ]
         run(_moments_backward, jobs)
-        poses = self._untiled(g_u).unflatten(-1, (self.r, self.kp))[..., : self.k].flatten(2)
-        of_W = g_W.sum((0, -1))[:, :, : self.k, : self.c].contiguous()
-        return poses.contiguous(), of_W, self._untiled(g_a).squeeze(-1), *self._added(bands, sums)
+        of_windows = [self.u.new_zeros(0) for _ in range(3)] if equal else self._added(bands, sums)
+        return g_u, g_W.sum((0, 1)).view_as(self.W), g_a, *of_windows
 
-    def _bands(self, count: int) -> list[tuple[int, int, int, int]]:
+    def _bands(self, count: int) -> list[Band]:
         """Ranges of cells, each with the range of windows that see any of them."""
         found = []
         for first, last in _parts(self.cells, count):
@@ -426,31 +436,23 @@ class FusedGrid:
                 found.append((first, last, int(seen.min()), int(seen.max()) + 1))
         return found
 
-    def _added(self, bands: list[tuple[int, int, int, int]], sums: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        """The sums of all bands as (b, window, j), (b, window, j, q) and (b, window, j, q)."""
-        total = self.u.new_zeros(self.tiles, self.windows, self.size, LANES)
-        for (*_, low, high), part in zip(bands, sums, strict=True):
-            total[:, low:high] += part
-        S, *poses = total.split([self.j, *[self.j * self.r * self.cp] * 2], 2)
-        one, two = (
-            self._untiled(x.flatten(1, 2)).unflatten(1, (self.windows, -1)).unflatten(2, (self.j, self.r, self.cp))
-            for x in poses
+    def _sums(self, tiles: int, band: Band, agree: bool) -> Sums:
+        """Zeros for the windows of a band: numbers for S, one and two, of which agreements need the second."""
+        windows, scalars = band[3] - band[2], 0 if agree else tiles
+        return (
+            self.u.new_zeros(scalars, windows, self.j, LANES),
+            self.u.new_zeros(tiles, windows, self.j, self.q, LANES),
+            self.u.new_zeros(scalars, windows, self.j, self.q, LANES),
         )
-        one, two = (x[..., : self.c].flatten(-2).contiguous() for x in (one, two))
-        return self._untiled(S.flatten(1, 2)).unflatten(1, (self.windows, -1)).contiguous(), one, two
 
-    def _poses(self, x: Tensor) -> np.ndarray:
-        """(b, window, j, q) with columns filled up, tiled and flat."""
-        return _flat(self._per_window(_up_to(x.unflatten(-1, (self.r, self.c)), 1, 4)))
+    def _slices(self, sums: Sequence[Sums], tiles: tuple[int, int]) -> list[tuple[np.ndarray, ...]]:
+        """The memory of each band for these tiles, flat."""
+        return [tuple(part.numpy()[slice(*tiles)].reshape(-1) for part in parts) for parts in sums]
 
-    def _per_window(self, x: Tensor) -> Tensor:
-        return self._tiled(x.flatten(1))
-
-    def _tiled(self, x: Tensor) -> Tensor:
-        """(b, …) → (tile, …, lane); the last tile is filled up with zeros."""
-        padded = F.pad(x.flatten(1), (0, 0, 0, self.tiles * LANES - self.b))
-        return padded.unflatten(0, (self.tiles, LANES)).transpose(1, 2).contiguous().unflatten(1, x.shape[1:])
-
-    def _untiled(self, x: Tensor) -> Tensor:
-        """(tile, …, lane) → (b, …)."""
-        return x.movedim(-1, 1).flatten(0, 1)[: self.b].contiguous()
+    def _added(self, bands: Sequence[Band], sums: Sequence[Sums]) -> Sums:
+        """The sums of all bands, in order."""
+        S, one, two = (self.u.new_zeros(len(part), self.windows, *part.shape[2:]) for part in sums[0])
+        for (*_, low, high), parts in zip(bands, sums, strict=True):
+            for total, part in zip((S, one, two), parts, strict=True):
+                total[:, low:high] += part
+        return S, one, two

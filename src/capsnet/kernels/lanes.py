@@ -23,7 +23,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic, models, overload, register_model
 
-LANES = 16
+from capsnet.kernels.operators import LANES
 
 
 class _LanesType(types.Type):

@@ -9,6 +9,8 @@ from typing import Any, NoReturn
 
 from capsnet.errors import UserError
 
+LANES = 16  # examples that the compiled loops of routing take at a time
+
 
 def optional(consequence: str) -> Callable[[Callable[[], Any]], Any]:
     """Decorator of a function that imports loops compiled by Numba, tries them out and returns them.

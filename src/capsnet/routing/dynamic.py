@@ -67,11 +67,12 @@ class DynamicRouting(Routing):
             votes = dispatch.grid_votes(at_least_float32(u), at_least_float32(W), self.matrix, windows)
             if votes is None:
                 return None
-            V = votes.zeros()
+            V = None
             for _ in range(self.options.iterations):
                 s_j = votes.attend(V)
                 v_j = squash(s_j if self.bias is None else s_j + self.bias)
-                V = V + v_j
+                V = v_j if V is None else V + v_j
+            v_j = votes.whole(v_j)
             return Routed(v_j, lengths(v_j))
 
     def route(self, u_hat: Tensor, a: Tensor | None, parents: Parents, trace: bool) -> Routed:

@@ -22,17 +22,18 @@ from capsnet.kernels import dispatch
 from capsnet.nn.functional import at_least_float32, without_autocast
 from capsnet.routing.base import Routed, Routing, check_activations, lower_activations
 
-Moments = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
+Moments = Callable[[Tensor | None, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
 
 
 class GaussianRouting(Routing):
     """Base class of algorithms that need only moments of the votes."""
 
     def fit(self, moments: Moments, mean: Tensor, capacity: Tensor | float) -> Routed:
-        """The algorithm on `moments(k, μ, P)` → S, one and two, starting from means (b, j, q) of zero.
+        """The algorithm on `moments(k, μ, P)` → S, one and two, starting from means (…, j, q) of zero.
 
-        Zeros for k (b, j) and P (b, j, q) make the first responsibilities uniform. `capacity` is what a parent receives
-        when all its children are active and divide themselves equally. `over_batch` is left to the caller.
+        k is (…, j), or None before the first iteration, where responsibilities are equal, and P is (…, j, q).
+        `capacity` is what a parent receives when all its children are active and divide themselves equally.
+        `over_batch` is left to the caller.
         """
         raise NotImplementedError
 
@@ -44,8 +45,10 @@ class GaussianRouting(Routing):
         """A dense layer of vector poses by its kernel."""
         if (moments := dispatch.moments(u, W)) is None:
             return None
-        known = partial(moments, u, W, lower_activations(u, a))
-        return self.fit(known, u.new_zeros(len(u), *W.shape[1:3]), u.shape[1] / W.shape[1])
+        known, zeros = partial(moments, u, W, lower_activations(u, a)), u.new_zeros(len(u), *W.shape[1:3])
+        return self.fit(
+            lambda k, *rest: known(zeros[..., 0] if k is None else k, *rest), zeros, u.shape[1] / W.shape[1]
+        )
 
     def on_grid(self, u: Tensor, W: Tensor, a: Tensor | None, windows: Any) -> Routed | None:
         with without_autocast(u):
@@ -54,4 +57,5 @@ class GaussianRouting(Routing):
                 return None
             if a is not None:
                 check_activations(u, a)
-            return self.fit(partial(votes.moments, lower_activations(u, a)), votes.zeros(), votes.capacity())
+            found = self.fit(partial(votes.moments, lower_activations(u, a)), votes.zeros(), votes.capacity())
+            return Routed(votes.whole(found.poses), votes.whole(found.activations))

@@ -103,7 +103,7 @@ class VBRouting(GaussianRouting):
     def fit(self, moments: Moments, mean: Tensor, capacity: Tensor | float) -> Routed:
         """`route` on moments of the votes instead of the votes themselves."""
         self.check_built()
-        precision, k = mean, mean[..., 0]
+        precision, k = mean, None
         for _ in range(self.options.iterations):
             S, one, two = moments(k, mean, precision)
             posterior = from_moments(S, one, two, mean)
