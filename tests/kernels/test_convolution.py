@@ -378,7 +378,7 @@ def test_an_exported_program_runs_without_this_package(always_fast: None) -> Non
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_the_operators_keep_pytorchs_rules_for_operators(precision: str) -> None:
     x, weight, bias = tensors(2, 3, 4, 20, 20, 9, 9)
-    torch.library.opcheck(convolution._conv, (x, weight, bias, 2, [6, 6], precision, True))
+    torch.library.opcheck(convolution._conv, (x, weight, bias, 2, [6, 6], precision, [True, True]))
     x, weight, bias = tensors(2, 3, 4, 22, 22, 3, 3)
     _, weight2, bias2 = tensors(2, 4, 4, 20, 20, 9, 9)
     torch.library.opcheck(stem._stem, (x, weight, bias, weight2, bias2, [1, 2], precision, True))

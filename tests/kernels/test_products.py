@@ -36,14 +36,20 @@ def test_products_equal_those_in_double_precision(onednn: None, first: bool, sec
         torch.testing.assert_close(got, (a.double() @ b.double()).float(), rtol=1e-5, atol=1e-5)
 
 
-def test_room_is_used_by_mkl_and_left_alone_by_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
-    a, b = matrix(7, 33), matrix(33, 5)
-    for onednn in (False, True):
-        monkeypatch.setattr(products, "by_onednn", lambda onednn=onednn: onednn)
-        room = torch.zeros(7, 5)
-        got = products.mm(a, b, room=room)
-        assert (got is not room) == onednn == bool((room == 0).all())
-        torch.testing.assert_close(got, a @ b, rtol=1e-5, atol=1e-5)
+@pytest.mark.parametrize(("rows", "columns"), [(7, 11), (11, 7)])
+def test_large_products_are_computed_in_parts(
+    onednn: None, monkeypatch: pytest.MonkeyPatch, rows: int, columns: int
+) -> None:
+    monkeypatch.setattr(products, "LONGEST", 4)
+    a, b, out = matrix(rows, 33), matrix(33, columns), torch.empty(rows, columns)
+    torch.testing.assert_close(products.mm(a, b, out=out), a @ b, rtol=1e-5, atol=1e-5)
+
+
+def test_many_products_are_divided_among_threads(onednn: None) -> None:
+    a, b, out = matrix(products.MANY + 1, 7, 33), matrix(products.MANY + 1, 33, 5), torch.empty(products.MANY + 1, 7, 5)
+    with torch.inference_mode():  # what threads write to may have been made in it
+        out = torch.empty_like(out)
+        torch.testing.assert_close(products.bmm(a, b, out=out), a @ b, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(("first", "second"), TURNED)

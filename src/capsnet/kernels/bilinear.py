@@ -27,7 +27,7 @@ of the products.
 from __future__ import annotations
 
 import cmath
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
@@ -38,6 +38,7 @@ import torch
 from torch import Tensor
 
 from capsnet.kernels.products import baddbmm_, bmm, mm
+from capsnet.kernels.threads import run
 
 
 class Points(NamedTuple):
@@ -54,6 +55,7 @@ PRECISIONS: dict[str, Points] = {  # best of a grid of radii at n = 10, and clos
     "bf16": Points(2, 0.8, torch.bfloat16),
 }
 LONGEST_ROUGH = 24  # inputs; beyond this, powers of 0.4 and 2.5 lose too much accuracy
+TURNED = 1024  # filters of one channel that a thread transposes at a time
 
 Pair = tuple[int, int]
 Array = np.ndarray  # the constants are computed with NumPy, because modes of PyTorch affected them
@@ -155,7 +157,6 @@ class Phase:
 
     start: Pair
     taps: Pair
-    own_taps: Tensor  # (taps,): where they are among the taps of the kernel
     inputs: Pair
     products: slice
     G: Tensor  # (products, taps)
@@ -209,7 +210,7 @@ def algorithm(kernel: Pair, stride: int, tile: Pair, precision: str) -> Algorith
     """The constants for a tile, computed once in double precision."""
     full, dtype = _phase_taps(kernel, stride, (0, 0)), PRECISIONS[precision].dtype
     at = [points(t + n - 1, precision) for t, n in zip(full, tile, strict=True)]
-    grid, phases, index = _Grid(*at), [], np.arange(prod(kernel)).reshape(kernel)
+    grid, phases = _Grid(*at), []
     with torch.inference_mode(False):
         for start in _phase_starts(kernel, stride):
             taps = _phase_taps(kernel, stride, start)
@@ -217,8 +218,7 @@ def algorithm(kernel: Pair, stride: int, tile: Pair, precision: str) -> Algorith
             products = grid.products(taps[0] < full[0], taps[1] < full[1])
             G, B = (torch.from_numpy(m[products]).to(dtype) for m in (grid.filters(g_h, g_w), grid.inputs(b_h, b_w)))
             inputs = (taps[0] + tile[0] - 1, taps[1] + tile[1] - 1)
-            own_taps = torch.from_numpy(index[start[0] :: stride, start[1] :: stride].reshape(-1))
-            phases.append(Phase(start, taps, own_taps, inputs, products, G, B))
+            phases.append(Phase(start, taps, inputs, products, G, B))
         A = torch.from_numpy(grid.outputs(*(_powers(p, n) for p, n in zip(at, tile, strict=True)))).float()
     return Algorithm(kernel, stride, tile, len(A), A, tuple(phases))
 
@@ -226,19 +226,37 @@ def algorithm(kernel: Pair, stride: int, tile: Pair, precision: str) -> Algorith
 # --- The stages: transform, multiply, transform back, and their transposes --------------------------------
 
 
-def _transformed_filters(phase: Phase, weight: Tensor, room: Tensor) -> Tensor:
-    """G·w of a phase: (products, o·c), possibly in `room`.
+def _by_tap(weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """(o, c, kh, kw) → (kh, kw, o·c), by all threads in parts that fit into their caches."""
+    rows = weight.reshape(-1, prod(weight.shape[2:]))
+    turned = rows.new_empty(rows.shape[::-1], dtype=dtype)
 
-    Rows of taps are gathered with an index, because a strided copy takes three times as long.
-    """
-    taps = weight.reshape(-1, prod(weight.shape[2:])).index_select(1, phase.own_taps)
-    return mm(phase.G, taps.to(phase.G.dtype).T, room=room)
+    def turn(start: int, stop: int) -> None:
+        turned[:, start:stop].copy_(rows[start:stop].T.contiguous())
+
+    run(turn, _ranges(len(rows)))
+    return turned.view(*weight.shape[2:], -1)
 
 
-def _put_taps(plan: Algorithm, phase: Phase, taps: Tensor, weight: Tensor) -> None:
-    """The way back, (taps, o·c) into (o, c, kh, kw), where the copy is the faster one."""
-    place = weight[:, :, phase.start[0] :: plan.stride, phase.start[1] :: plan.stride].permute(2, 3, 0, 1)
-    place.copy_(taps.view(place.shape))
+def _by_filter(turned: Tensor, shape: torch.Size) -> Tensor:
+    """The way back, in float32."""
+    taps = turned.flatten(0, 1)
+    rows = taps.new_empty(taps.shape[::-1], dtype=torch.float32)
+
+    def turn(start: int, stop: int) -> None:
+        rows[start:stop].copy_(taps[:, start:stop].float().contiguous().T)
+
+    run(turn, _ranges(len(rows)))
+    return rows.view(shape)
+
+
+def _ranges(rows: int) -> list[tuple[int, int]]:
+    return [(start, min(start + TURNED, rows)) for start in range(0, rows, TURNED)]
+
+
+def _of_phase(turned: Tensor, plan: Algorithm, phase: Phase) -> Tensor:
+    """The taps of a phase: a view (kh, kw, o·c) of those of all phases."""
+    return turned[phase.start[0] :: plan.stride, phase.start[1] :: plan.stride]
 
 
 def _split(flat: Tensor, plan: Algorithm, keep: bool, unit: int) -> list[Tensor]:
@@ -253,36 +271,39 @@ def _length(plan: Algorithm, keep: bool, unit: int) -> int:
 
 
 def multiply(
-    plan: Algorithm, weight: Tensor, rows: int, image: Callable[[Phase], Tensor], keep: bool
-) -> tuple[Tensor, Tensor]:
-    """Y = A·[(G·w) ⊙ (B·x)]: (outputs, rows·o); and V = B·x of all phases, flat, if it is to be kept.
+    plan: Algorithm, weight: Tensor, rows: int, image: Callable[[Phase], Tensor], keep: Sequence[bool]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Y = A·[(G·w) ⊙ (B·x)]: (outputs, rows·o); and V = B·x and U = G·w of all phases, flat, where they are to be kept.
 
-    image(phase) is x: (inputs, rows·c), where a row is an image or a tile of one.
+    image(phase) is x: (inputs, rows·c), where a row is an image or a tile of one. The gradient of the weight needs V,
+    and that of the image U.
     """
     o, c = weight.shape[:2]
-    empty = plan.phases[0].G.new_empty
-    flat, filters = empty(_length(plan, keep, rows * c)), empty(_length(plan, False, o * c))
+    empty, taps = plan.phases[0].G.new_empty, _by_tap(weight, plan.dtype)
+    rooms = [empty(_length(plan, kept, unit)) for kept, unit in zip(keep, (rows * c, o * c), strict=True)]
     total = empty((plan.products, rows, o), dtype=torch.float32)
-    places = zip(_split(flat, plan, keep, rows * c), _split(filters, plan, False, o * c), strict=True)
+    places = zip(_split(rooms[0], plan, keep[0], rows * c), _split(rooms[1], plan, keep[1], o * c), strict=True)
     for phase, (V_place, U_place) in zip(plan.phases, places, strict=True):
-        V = mm(phase.B, image(phase), out=V_place if keep else None, room=V_place)
-        U = _transformed_filters(phase, weight, U_place)
+        V = mm(phase.B, image(phase), out=V_place)
+        own = _of_phase(taps, plan, phase).flatten(0, 1)
+        U = mm(phase.G, own, out=U_place)
         factors = V.view(-1, rows, c), U.view(-1, o, c).transpose(1, 2)
-        if flat.dtype != torch.float32:  # the sum over the phases stays in float32
+        if plan.dtype != torch.float32:  # the sum over the phases stays in float32
             product, place = torch.bmm(*factors), total[phase.products]
             place.copy_(product) if phase is plan.phases[0] else place.add_(product)
         elif phase is plan.phases[0]:  # it takes part in all the products
             bmm(*factors, out=total)
         else:
             baddbmm_(total[phase.products], *factors)
-    return mm(plan.A.T, total.view(plan.products, -1)), flat if keep else flat.new_empty(0)
+    V, U = (room if kept else room.new_empty(0) for room, kept in zip(rooms, keep, strict=True))
+    return mm(plan.A.T, total.view(plan.products, -1)), V, U
 
 
 def multiply_backward(
     plan: Algorithm,
     weight: Tensor,
     grad: Tensor,
-    flat: Tensor,
+    kept: Sequence[Tensor],
     weight_wanted: bool,
     take: Callable[[Phase, Tensor], None] | None,
 ) -> Tensor:
@@ -290,17 +311,20 @@ def multiply_backward(
     (o, c), rows = weight.shape[:2], grad.shape[1]
     empty = plan.phases[0].G.new_empty
     total = mm(plan.A, grad.view(-1, rows * o)).view(-1, rows, o).to(plan.dtype)
-    filters = _split(empty(_length(plan, False, o * c)), plan, False, o * c)
-    grad_inputs = _split(empty(_length(plan, False, rows * c) if take else 0), plan, False, rows * c)
-    inputs = _split(flat, plan, True, rows * c) if weight_wanted else grad_inputs
-    grad_weight = weight.new_empty(weight.shape if weight_wanted else 0)
-    for phase, U, V, grad_V in zip(plan.phases, filters, inputs, grad_inputs, strict=True):
-        part, U3 = total[phase.products], U.view(-1, o, c)
-        if weight_wanted:  # U serves as the place for its own gradient
-            bmm(part.transpose(1, 2), V.view(-1, rows, c), out=U3)
-            _put_taps(plan, phase, mm(phase.G.T, U), grad_weight)
+    rooms = empty(_length(plan, False, rows * c) if take else 0), empty(_length(plan, False, o * c))
+    grads = [_split(room, plan, False, unit) for room, unit in zip(rooms, (rows * c, o * c), strict=True)]
+    parts = [  # of what is not wanted nothing was kept
+        _split(flat, plan, True, unit) if len(flat) else [flat] * len(plan.phases)
+        for flat, unit in zip(kept, (rows * c, o * c), strict=True)
+    ]
+    grad_taps = empty((*weight.shape[2:], o * c) if weight_wanted else 0)
+    for phase, V, U, grad_V, grad_U in zip(plan.phases, *parts, *grads, strict=True):
+        part = total[phase.products]
+        if weight_wanted:
+            bmm(part.transpose(1, 2), V.view(-1, rows, c), out=grad_U.view(-1, o, c))
+            place = _of_phase(grad_taps, plan, phase)
+            place.copy_(mm(phase.G.T, grad_U).view(place.shape))
         if take:
-            U3 = _transformed_filters(phase, weight, U).view(-1, o, c)
-            bmm(part, U3, out=grad_V.view(-1, rows, c))
+            bmm(part, U.view(-1, o, c), out=grad_V.view(-1, rows, c))
             take(phase, mm(phase.B.T, grad_V))
-    return grad_weight
+    return _by_filter(grad_taps, weight.shape) if weight_wanted else weight.new_empty(0)

@@ -18,8 +18,8 @@ with constant matrices: G transforms the taps of a filter, B the positions of an
 
 The total is 49 M instead of 191 M at b = 128, 3.9 times fewer. The backward pass uses the transposed matrices. In
 float32 the result is as accurate as a float32 sum of 20736 products: the relative error is 1e-6 for the output and
-3e-6 for the gradients. Only the constants are cached between calls. The backward pass keeps B·x instead of x and
-recomputes G·w, which is cheap to compute and the largest of the intermediate results.
+3e-6 for the gradients. Only the constants are cached between calls. The backward pass keeps B·x instead of x, and G·w
+if the gradient of x is wanted.
 
 Large images are cut into tiles, which are treated as images. `best_tile` compares the estimated cost with that of the
 plain convolution. `stem` fuses this convolution with the convolution and ReLU before it.
@@ -27,7 +27,7 @@ plain convolution. `stem` fuses this convolution with the convolution and ReLU b
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from math import inf, prod
 from typing import Any, NamedTuple
@@ -118,9 +118,9 @@ def if_wanted(wanted: bool, make: Callable[[], Tensor], like: Tensor) -> Tensor:
 
 @torch.library.custom_op("capsnet::bilinear_conv2d", mutates_args=())
 def _conv(
-    x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, tile: list[int], precision: str, keep: bool
-) -> tuple[Tensor, Tensor]:
-    """The convolution in float32, and the transformed input if the weight's gradient will want it."""
+    x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, tile: list[int], precision: str, keep: list[bool]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The convolution in float32, and the transformed input and filters that are to be kept for the backward pass."""
     plan, out = plan_for(weight, stride, tile, precision), out_size(x.shape, weight.shape, stride)
     (b, c), tiles = x.shape[:2], _tiles(plan.tile, out)
     last = x.contiguous(memory_format=torch.channels_last).permute(0, 2, 3, 1)
@@ -132,17 +132,25 @@ def _conv(
         return images.view(prod(phase.inputs), -1)
 
     with torch.autocast("cpu", enabled=False):
-        Y, flat = multiply(plan, weight, len(tiles) * b, image, keep)
-        return to_output(Y, bias, plan.tile, out, b), flat
+        Y, V, U = multiply(plan, weight, len(tiles) * b, image, keep)
+        return to_output(Y, bias, plan.tile, out, b), V, U
 
 
 @_conv.register_fake
 def _(x, weight, bias, stride, tile, precision, keep):  # type: ignore[no-untyped-def]
     out, pair = out_size(x.shape, weight.shape, stride), (tile[0], tile[1])
     y = empty_output(x, x.shape[0], weight.shape[0], out)
-    sizes = phase_sizes((weight.shape[2], weight.shape[3]), stride, pair, precision)
-    size = sum(m for m, _ in sizes) * len(_tiles(pair, out)) * x.shape[0] * x.shape[1] if keep else 0
-    return y, x.new_empty(size, dtype=PRECISIONS[precision].dtype)
+    V, U = kept_sizes(weight, stride, pair, precision, len(_tiles(pair, out)) * x.shape[0], keep)
+    return y, x.new_empty(V, dtype=PRECISIONS[precision].dtype), x.new_empty(U, dtype=PRECISIONS[precision].dtype)
+
+
+def kept_sizes(
+    weight: Tensor, stride: int, tile: Pair, precision: str, rows: int, keep: Sequence[bool]
+) -> tuple[int, int]:
+    """How many numbers of the transformed inputs and filters are kept."""
+    o, c, *kernel = weight.shape
+    products = sum(m for m, _ in phase_sizes((kernel[0], kernel[1]), stride, tile, precision))
+    return products * rows * c * keep[0], products * o * c * keep[1]
 
 
 @torch.library.custom_op("capsnet::bilinear_conv2d_backward", mutates_args=())
@@ -150,7 +158,8 @@ def _conv_backward(
     grad: Tensor,
     size: list[int],
     weight: Tensor,
-    flat: Tensor,
+    V: Tensor,
+    U: Tensor,
     stride: int,
     tile: list[int],
     precision: str,
@@ -169,13 +178,13 @@ def _conv_backward(
 
     with torch.autocast("cpu", enabled=False):
         G = from_output(grad, plan.tile)
-        grad_weight = multiply_backward(plan, weight, G, flat, needs[1], take if needs[0] else None)
+        grad_weight = multiply_backward(plan, weight, G, (V, U), needs[1], take if needs[0] else None)
     grad_bias = if_wanted(needs[2], lambda: grad.sum((0, 2, 3)), grad)
     return grad_x.permute(0, 3, 1, 2) if needs[0] else grad_x, grad_weight, grad_bias
 
 
 @_conv_backward.register_fake
-def _(grad, size, weight, flat, stride, tile, precision, needs):  # type: ignore[no-untyped-def]
+def _(grad, size, weight, V, U, stride, tile, precision, needs):  # type: ignore[no-untyped-def]
     b, c, h, w = size
     grad_x = if_wanted(needs[0], lambda: grad.new_empty(b, h, w, c).permute(0, 3, 1, 2), grad)
     grad_weight = if_wanted(needs[1], lambda: weight.new_empty(weight.shape), weight)
@@ -185,12 +194,12 @@ def _(grad, size, weight, flat, stride, tile, precision, needs):  # type: ignore
 def _conv_save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     x, weight, _, *ctx.options, _ = inputs
     ctx.size = list(x.shape)
-    ctx.save_for_backward(weight, output[1])
-    ctx.mark_non_differentiable(output[1])
+    ctx.save_for_backward(weight, *output[1:])
+    ctx.mark_non_differentiable(*output[1:])
     ctx.set_materialize_grads(False)
 
 
-def _conv_gradients(ctx: Any, grad: Tensor, _: None) -> tuple[Tensor | None, ...]:
+def _conv_gradients(ctx: Any, grad: Tensor, *_: None) -> tuple[Tensor | None, ...]:
     needs = list(ctx.needs_input_grad[:3])
     grads = _conv_backward(grad, ctx.size, *ctx.saved_tensors, *ctx.options, needs)
     return *(g if need else None for g, need in zip(grads, needs, strict=True)), None, None, None, None
@@ -280,7 +289,7 @@ def best_tile(
 
 def bilinear_conv2d(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, tile: Pair, precision: str) -> Tensor:
     """The convolution in the bilinear form, cut into tiles of outputs. It can be differentiated once."""
-    keep = torch.is_grad_enabled() and weight.requires_grad
+    keep = [torch.is_grad_enabled() and wanted for wanted in (weight.requires_grad, x.requires_grad)]
     tensors = [t if t is None else t.float() for t in (x, weight, bias)]
-    y, _ = _conv(*tensors, stride, list(tile), precision, keep)
+    y, *_ = _conv(*tensors, stride, list(tile), precision, keep)
     return y.to(x.dtype)

@@ -12,6 +12,10 @@ import torch
 from torch import Tensor
 
 from capsnet.kernels.private import constant, onednn_is_faster, onednn_linear
+from capsnet.kernels.threads import run
+
+MANY, PART = 32, 8  # products from which on threads take whole products, and how many each takes at a time
+LONGEST = 4096  # rows or columns of a product that a thread computes at a time
 
 
 @constant
@@ -25,34 +29,60 @@ def takes(x: Tensor) -> bool:
     return plain and not torch.compiler.is_compiling() and by_onednn()
 
 
-def mm(a: Tensor, b: Tensor, *, out: Tensor | None = None, room: Tensor | None = None) -> Tensor:
-    """a (m, k) times b (k, n); oneDNN reads b in either order of its axes.
-
-    The result is in `out`, if given. It may be in `room`: MKL writes there, and oneDNN, which only returns new tensors,
-    saves a copy by leaving it alone.
+def mm(a: Tensor, b: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """a (m, k) times b (k, n), in `out` if that is given.
 
     >>> mm(torch.eye(2), torch.ones(2, 3))
     tensor([[1., 1., 1.],
             [1., 1., 1.]])
     """
-    if takes(a):
-        product = onednn_linear(a, b.T)
-        return product if out is None else out.copy_(product)
-    place = room if out is None else out
-    return torch.mm(a, b) if place is None else torch.mm(a, b, out=place)
+    if not takes(a):
+        return torch.mm(a, b) if out is None else torch.mm(a, b, out=out)
+    return onednn_linear(a, b.T) if out is None else _into(out, a, b)
+
+
+def _into(out: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """a times b in `out`, by parts: oneDNN only returns new tensors, and small ones are copied while in the cache."""
+    rows, columns = out.shape
+
+    def by_rows(start: int, stop: int) -> None:
+        out[start:stop].copy_(onednn_linear(a[start:stop], b.T))
+
+    def by_columns(start: int, stop: int) -> None:  # a strided factor would be slow
+        out[:, start:stop].copy_(onednn_linear(a, b[:, start:stop].contiguous().T))
+
+    size = max(rows, columns)
+    parts = [(start, min(start + LONGEST, size)) for start in range(0, size, LONGEST)]
+    run(by_rows if rows > columns else by_columns, parts)
+    return out
 
 
 def bmm(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
     """a (n, m, k) times b (n, k, o), product by product."""
     if not takes(a):
         return torch.bmm(a, b, out=out)
-    pairs = zip(a.contiguous().unbind(), b.transpose(1, 2).unbind(), strict=True)
-    return torch.stack([onednn_linear(*pair) for pair in pairs], out=out)
+    return _each(a, b, None, out)
 
 
 def baddbmm_(total: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """total (n, m, o) plus a (n, m, k) times b (n, k, o), in place."""
     if not takes(a):
         return total.baddbmm_(a, b)
-    triples = zip(total.unbind(), a.contiguous().unbind(), b.transpose(1, 2).unbind(), strict=True)
-    return torch.stack([onednn_linear(x, y, plus) for plus, x, y in triples], out=total)
+    return _each(a, b, total, total)
+
+
+def _each(a: Tensor, b: Tensor, plus: Tensor | None, out: Tensor) -> Tensor:
+    """The products one by one, in several threads if they are many: each is too small to be divided well."""
+    pairs = list(zip(a.contiguous().unbind(), b.transpose(1, 2).unbind(), strict=True))
+    given = [None] * len(pairs) if plus is None else plus.unbind()
+    places = out.unbind()
+
+    def work(start: int, stop: int) -> None:
+        for k in range(start, stop):
+            places[k].copy_(onednn_linear(*pairs[k], given[k]))
+
+    if len(pairs) < MANY:
+        work(0, len(pairs))
+    else:
+        run(work, [(start, min(start + PART, len(pairs))) for start in range(0, len(pairs), PART)])
+    return out

@@ -21,6 +21,7 @@ from capsnet.kernels.convolution import (
     empty_output,
     from_output,
     if_wanted,
+    kept_sizes,
     out_size,
     plan_for,
     to_output,
@@ -63,8 +64,8 @@ def _stem(
     strides: list[int],
     precision: str,
     keep: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The result; and, if they are to be kept, the hidden layer, phase by phase, and its transform."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The result; and, to be kept, the hidden layer, phase by phase, its transform and that of the second filters."""
     b, c, out = len(x), len(weight1), _stem_out(x, weight1, weight2, strides)
     plan = plan_for(weight2, strides[1], list(out), precision)
     sizes = _positions(plan, b)
@@ -76,12 +77,12 @@ def _stem(
     def image(phase: Phase) -> Tensor:
         patches = _patches(x, weight1.shape, strides, phase)
         place = next(places)
-        active = torch.clamp_min(mm(patches, columns, room=place), 0.0, out=place)
+        active = torch.clamp_min(mm(patches, columns, out=place), 0.0, out=place)
         return active.view(prod(phase.inputs), -1)
 
     with torch.autocast("cpu", enabled=False):
-        Y, flat = multiply(plan, weight2, b, image, keep)
-        return to_output(Y, bias2, out, out, b), hidden if keep else hidden.new_empty(0, c), flat
+        Y, V, U = multiply(plan, weight2, b, image, (keep, keep))
+        return to_output(Y, bias2, out, out, b), hidden if keep else hidden.new_empty(0, c), V, U
 
 
 @_stem.register_fake
@@ -91,7 +92,8 @@ def _(x, weight1, bias1, weight2, bias2, strides, precision, keep):  # type: ign
     sizes = phase_sizes((weight2.shape[2], weight2.shape[3]), strides[1], out, precision)
     rows, dtype = len(x) if keep else 0, PRECISIONS[precision].dtype
     hidden = x.new_empty((rows * sum(n for _, n in sizes), c), dtype=dtype)
-    return y, hidden, x.new_empty(rows * c * sum(m for m, _ in sizes), dtype=dtype)
+    V, U = kept_sizes(weight2, strides[1], out, precision, len(x), (keep, keep))
+    return y, hidden, x.new_empty(V, dtype=dtype), x.new_empty(U, dtype=dtype)
 
 
 @torch.library.custom_op("capsnet::bilinear_stem_backward", mutates_args=())
@@ -101,7 +103,8 @@ def _stem_backward(
     weight1: Tensor,
     weight2: Tensor,
     hidden: Tensor,
-    flat: Tensor,
+    V: Tensor,
+    U: Tensor,
     strides: list[int],
     precision: str,
     needs: list[bool],
@@ -126,7 +129,7 @@ def _stem_backward(
 
     with torch.autocast("cpu", enabled=False):
         G = from_output(grad, out)
-        grad_weight2 = multiply_backward(plan, weight2, G, flat, needs[3], take if any(needs[:3]) else None)
+        grad_weight2 = multiply_backward(plan, weight2, G, (V, U), needs[3], take if any(needs[:3]) else None)
         return (
             if_wanted(needs[0], through_conv1, grad),
             if_wanted(needs[1], lambda: grad_columns[:-1].T.reshape(weight1.shape), grad),
@@ -137,7 +140,7 @@ def _stem_backward(
 
 
 @_stem_backward.register_fake
-def _(grad, x, weight1, weight2, hidden, flat, strides, precision, needs):  # type: ignore[no-untyped-def]
+def _(grad, x, weight1, weight2, hidden, V, U, strides, precision, needs):  # type: ignore[no-untyped-def]
     shapes = [x.shape, weight1.shape, weight1.shape[:1], weight2.shape, weight2.shape[:1]]
     return tuple(grad.new_empty(shape if need else 0) for shape, need in zip(shapes, needs, strict=True))
 

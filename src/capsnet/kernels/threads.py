@@ -18,15 +18,17 @@ from capsnet.kernels.private import TEAM_MEMBER, openmp_parallel
 def run(job: Callable[..., None], jobs: list[tuple[Any, ...]]) -> None:
     """Run job(*arguments) for all of the jobs; every thread takes the next when it is done with one.
 
-    A job gains from threads only where it releases the interpreter lock. The first exception is raised again here.
+    A job gains from threads only where it releases the interpreter lock. It records no gradients, and sees inference
+    mode as the caller does: both are settings of a thread. The first exception is raised again here.
     """
-    queue = iter(jobs)
+    queue, inference = iter(jobs), torch.is_inference_mode_enabled()
     failures: list[BaseException] = []
 
     def work(_: object = None) -> None:
         try:
-            for arguments in queue:
-                job(*arguments)
+            with torch.inference_mode(inference), torch.no_grad():
+                for arguments in queue:
+                    job(*arguments)
         except BaseException as failure:  # an exception must not unwind through OpenMP
             failures.append(failure)
 
