@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 SIDE, CLASSES = 32, 5
 VALIDATION = 1000  # of 8,100 familiar views
-STOP_AT = 8.0  # % validation error
+STOP_AT = 8.0  # % validation error; chosen with the learning rate by research/viewpoints_pilots.py
 NETWORKS = {
     "cnn": "CNN, max-pooling",
     "dynamic": "CapsNet, dynamic routing",
@@ -58,7 +58,7 @@ PAPER = {
     ("cnn", "elevation"): (4.3, 17.8),
     ("em", "elevation"): (4.3, 12.3),
 }
-EPOCHS = {"smoke": 1, "hour": 12, "day": 60}
+EPOCHS = {"smoke": 1, "hour": 12, "day": 40}
 TOYS = {"known": "known", "new": "novel"}  # and the name of the test with novel views of them
 TARGETS = {"azimuth": (0, 1), "elevation": (2,)}  # columns of `pose_targets`
 
@@ -161,7 +161,7 @@ def known_toys(row: Row) -> Views:
 def config_of(kind: str, what: str, budget: Budget, seed: int) -> Config:
     """The same training for all networks."""
     config = Config(
-        data=views(f"familiar-{what}", budget), epochs=EPOCHS[budget], batch_size=64, optimizer="adamw", lr=0.001,
+        data=views(f"familiar-{what}", budget), epochs=EPOCHS[budget], batch_size=64, optimizer="adamw", lr=0.003,
         weight_decay=0.01, average=0.99, validation=VALIDATION, stop_at=STOP_AT, seed=seed, model=model_of(kind),
         augment=Augment(shift=2),
     )  # fmt: skip
