@@ -4,9 +4,9 @@
 
 Each network is trained at two learning rates on familiar azimuths, with a seed that the experiment does not use, and
 evaluated after every epoch on the familiar views that are held out for validation. The test images are not used. It
-writes results/viewpoints-pilots.json. `capsnet.experiments.viewpoints` takes one rate for all networks, and a threshold
-that all of them reach: at a rate of 0.003, the first error below 8 % is between 6.0 and 7.9 %, although the networks
-need from one epoch to seventeen to reach it.
+writes results/viewpoints-pilots.json. `capsnet.experiments.viewpoints` takes a rate of 0.003, and a threshold that all
+networks reach with it: the first error below 8 % is between 6.0 and 7.9 %, although the networks need from one epoch to
+seventeen to reach it. The CNN takes 0.001: with 0.003 and seed 0 its loss stayed that of chance for forty epochs.
 """
 
 from __future__ import annotations
