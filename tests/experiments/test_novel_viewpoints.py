@@ -46,9 +46,10 @@ def test_the_networks_of_the_em_paper_have_its_sizes() -> None:
     assert 4.2e6 < parameters(model_of("cnn")) < 4.3e6
 
 
+@pytest.mark.parametrize("kind", ["em", "self-attention"])
 @pytest.mark.parametrize("what", FAMILIAR)
-def test_the_novel_views_and_the_toys_of_the_test_are_in_no_training_or_validation_image(what: str) -> None:
-    row = row_of("em", what, "smoke", 0)
+def test_the_novel_views_and_the_toys_of_the_test_are_in_no_training_or_validation_image(what: str, kind: str) -> None:
+    row = row_of(kind, what, "smoke", 0)
     assert row.config is not None
     trained, novel = (data.load(text, validation=10) for text in (row.config.data, row.also))
 

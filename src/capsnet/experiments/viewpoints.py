@@ -153,7 +153,7 @@ def views(kind: str, budget: Budget) -> str:
 def known_toys(row: Row) -> Views:
     """Novel views of the training toys; none of these images was trained on."""
     assert row.config is not None
-    what = row.method.partition("-")[2]
+    what = row.method.rpartition("-")[2]
     toys = data.load(row.config.data.replace(f"familiar-{what}", "all"), validation=0).train
     assert isinstance(toys, Views)
     return seen(toys, f"novel-{what}")
