@@ -375,13 +375,26 @@ def test_an_exported_program_runs_without_this_package(always_fast: None) -> Non
     assert relative(program.module()(more), F.conv2d(more, weight, None, 2)) < 1e-5
 
 
+@pytest.mark.parametrize("keep", [[True, True], [True, False], [False, True], [False, False]])
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_the_operators_keep_pytorchs_rules_for_operators(precision: str) -> None:
+def test_the_operators_keep_pytorchs_rules_for_operators(precision: str, keep: list[bool]) -> None:
     x, weight, bias = tensors(2, 3, 4, 20, 20, 9, 9)
-    torch.library.opcheck(convolution._conv, (x, weight, bias, 2, [6, 6], precision, [True, True]))
-    x, weight, bias = tensors(2, 3, 4, 22, 22, 3, 3)
+    weight.requires_grad_(keep[0]), x.requires_grad_(keep[1])
+    torch.library.opcheck(convolution._conv, (x, weight, bias, 2, [6, 6], precision, keep))
+    x, weight, bias = (t.requires_grad_(keep[1]) for t in tensors(2, 3, 4, 22, 22, 3, 3))
     _, weight2, bias2 = tensors(2, 4, 4, 20, 20, 9, 9)
-    torch.library.opcheck(stem._stem, (x, weight, bias, weight2, bias2, [1, 2], precision, True))
+    weight2.requires_grad_(keep[0])
+    torch.library.opcheck(stem._stem, (x, weight, bias, weight2, bias2, [1, 2], precision, keep))
+
+
+def test_a_second_backward_pass_gives_the_same_gradients(always_fast: None) -> None:
+    """What the forward pass keeps is not overwritten."""
+    x, weight1, bias1 = tensors(2, 3, 4, 9, 9, 5, 5)
+    _, weight2, bias2 = tensors(2, 4, 4, 9, 9, 3, 3)
+    for y in (conv2d(x, weight1, bias1), stem_conv2d(x, weight1, bias1, weight2, bias2)):
+        first = torch.autograd.grad(y.square().sum(), [x, weight1], retain_graph=True)
+        second = torch.autograd.grad(y.square().sum(), [x, weight1])
+        assert all(torch.equal(*pair) for pair in zip(first, second, strict=True))
 
 
 def test_a_second_derivative_is_refused_with_the_way_to_get_it(always_fast: None) -> None:

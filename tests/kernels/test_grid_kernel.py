@@ -62,6 +62,22 @@ def test_the_loops_equal_the_plain_form_with_all_gradients(
         torch.testing.assert_close(one, other, rtol=2e-4, atol=2e-5 * max(1.0, other.abs().max().item()))
 
 
+@pytest.mark.parametrize("routing", ["em", "dynamic"])
+def test_tiles_that_share_a_job_keep_their_sums_apart(routing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the gradients on W are large, a job of the backward pass has several tiles of sixteen examples."""
+    grid_numba = pytest.importorskip("capsnet.kernels.grid_numba")
+    torch.manual_seed(0)
+    layer = ConvCaps(2, 16, 3, 16, 3, 2, routing=routing, matrix=True)
+    poses = 0.3 * torch.randn(50, 5, 5, 2, 16)
+    a = torch.rand(50, 5, 5, 2) if layer.routing.own_activations else None
+    with dispatch.plain():
+        expected = results(layer, poses, a)
+    monkeypatch.setattr(dispatch, "grid_pays", lambda *_: True)
+    monkeypatch.setattr(grid_numba, "GRADIENT_BYTES", 0)
+    for one, other in zip(results(layer, poses, a), expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=2e-4, atol=2e-5 * max(1.0, other.abs().max().item()))
+
+
 def test_biases_of_dynamic_routing_are_added(monkeypatch: pytest.MonkeyPatch) -> None:
     layer, poses, _ = problem("overlapping windows", routing="dynamic", bias=True)
     torch.nn.init.normal_(layer.routing.bias)
@@ -133,11 +149,39 @@ def test_memory_is_not_that_of_the_votes() -> None:
     """What the forward pass keeps for the backward pass of EM is far less than the votes, which it never holds."""
     torch.manual_seed(0)
     layer, kept = ConvCaps(8, 16, 16, 16, 3, 1, routing="em", matrix=True), list[int]()
-    poses, a = torch.randn(8, 8, 8, 8, 16).requires_grad_(), torch.rand(8, 8, 8, 8)
+    poses, a = torch.randn(16, 8, 8, 8, 16).requires_grad_(), torch.rand(16, 8, 8, 8)
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.numel()) or t, lambda t: t):
         layer.route(poses, a)
     assert grid.fused() is not None
-    assert sum(kept) < 8 * 36 * 72 * 16 * 16  # votes of the batch
+    assert sum(kept) < 16 * 36 * 72 * 16 * 16  # votes of the batch
+
+
+@pytest.mark.parametrize("equal", [True, False])
+def test_the_operators_keep_pytorchs_rules_for_operators(equal: bool) -> None:
+    torch.manual_seed(0)
+    u, W, windows = torch.randn(1, 6, 1, 4, 16), torch.randn(2, 3, 4, 4), Windows.one(3)
+    a, k, V, P = (torch.rand(1, *size, 16) for size in ((6,), (1, 3), (1, 3, 4), (1, 3, 4)))
+    places = (windows.starts, windows.window, windows.block)
+    known = (k, V, P) if equal else tuple(x.requires_grad_() for x in (k, V, P))
+    torch.library.opcheck(grid.moments, (u.requires_grad_(), W.requires_grad_(), a, *known, *places, equal))
+    torch.library.opcheck(grid.attend, (u, W, known[1], *places, equal))
+
+
+def test_a_single_example_is_known_to_fill_a_tile() -> None:
+    """What is kept for the backward pass is that of sixteen examples, so large layers recompute it."""
+    layer = ConvCaps(2, 16, 4, 16, 3, 1, routing="em", matrix=True)
+    kept: dict[int, int] = {}
+    for b in (1, 16):
+        numbers: list[int] = []
+        with (
+            pytest.MonkeyPatch.context() as patch,
+            torch.autograd.graph.saved_tensors_hooks(lambda t, n=numbers: n.append(t.numel()) or t, lambda t: t),
+        ):
+            patch.setattr(dispatch, "grid_pays", lambda *_: True)
+            patch.setattr(conv, "UPPER_BYTES", 4 * 16 * 16 * 4 * 16 - 1)
+            layer.route(torch.randn(b, 6, 6, 2, 16).requires_grad_(), torch.rand(b, 6, 6, 2))
+        kept[b] = sum(numbers)
+    assert kept[1] < kept[16] / 8
 
 
 def test_large_layers_recompute_their_iterations_in_the_backward_pass(monkeypatch: pytest.MonkeyPatch) -> None:

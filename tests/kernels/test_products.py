@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
 
 from capsnet.kernels import private, products
+from capsnet.kernels.threads import run
 from samples import sample
 
 
@@ -36,20 +39,34 @@ def test_products_equal_those_in_double_precision(onednn: None, first: bool, sec
         torch.testing.assert_close(got, (a.double() @ b.double()).float(), rtol=1e-5, atol=1e-5)
 
 
+@pytest.fixture
+def parts(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """The ranges that are computed one by one."""
+    taken: list[tuple[int, int]] = []
+
+    def noticed(job: Callable[..., None], jobs: list[tuple[int, int]]) -> None:
+        taken.extend(jobs)
+        run(job, jobs)
+
+    monkeypatch.setattr(products, "run", noticed)
+    return taken
+
+
 @pytest.mark.parametrize(("rows", "columns"), [(7, 11), (11, 7)])
 def test_large_products_are_computed_in_parts(
-    onednn: None, monkeypatch: pytest.MonkeyPatch, rows: int, columns: int
+    onednn: None, parts: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch, rows: int, columns: int
 ) -> None:
     monkeypatch.setattr(products, "LONGEST", 4)
     a, b, out = matrix(rows, 33), matrix(33, columns), torch.empty(rows, columns)
     torch.testing.assert_close(products.mm(a, b, out=out), a @ b, rtol=1e-5, atol=1e-5)
+    assert parts == [(0, 4), (4, 8), (8, 11)]
 
 
-def test_many_products_are_divided_among_threads(onednn: None) -> None:
-    a, b, out = matrix(products.MANY + 1, 7, 33), matrix(products.MANY + 1, 33, 5), torch.empty(products.MANY + 1, 7, 5)
-    with torch.inference_mode():  # what threads write to may have been made in it
-        out = torch.empty_like(out)
-        torch.testing.assert_close(products.bmm(a, b, out=out), a @ b, rtol=1e-5, atol=1e-5)
+def test_many_products_are_divided_among_threads(onednn: None, parts: list[tuple[int, int]]) -> None:
+    n = products.MANY + 1
+    a, b, out = matrix(n, 7, 33), matrix(n, 33, 5), torch.empty(n, 7, 5)
+    torch.testing.assert_close(products.bmm(a, b, out=out), a @ b, rtol=1e-5, atol=1e-5)
+    assert parts[-1] == (products.MANY, n)
 
 
 @pytest.mark.parametrize(("first", "second"), TURNED)

@@ -55,7 +55,7 @@ PRECISIONS: dict[str, Points] = {  # best of a grid of radii at n = 10, and clos
     "bf16": Points(2, 0.8, torch.bfloat16),
 }
 LONGEST_ROUGH = 24  # inputs; beyond this, powers of 0.4 and 2.5 lose too much accuracy
-TURNED = 1024  # filters of one channel that a thread transposes at a time
+TRANSPOSED = 1024  # filters of one channel that a thread transposes at a time
 
 Pair = tuple[int, int]
 Array = np.ndarray  # the constants are computed with NumPy, because modes of PyTorch affected them
@@ -229,34 +229,34 @@ def algorithm(kernel: Pair, stride: int, tile: Pair, precision: str) -> Algorith
 def _by_tap(weight: Tensor, dtype: torch.dtype) -> Tensor:
     """(o, c, kh, kw) → (kh, kw, o·c), by all threads in parts that fit into their caches."""
     rows = weight.reshape(-1, prod(weight.shape[2:]))
-    turned = rows.new_empty(rows.shape[::-1], dtype=dtype)
+    transposed = rows.new_empty(rows.shape[::-1], dtype=dtype)
 
-    def turn(start: int, stop: int) -> None:
-        turned[:, start:stop].copy_(rows[start:stop].T.contiguous())
+    def transpose(start: int, stop: int) -> None:
+        transposed[:, start:stop].copy_(rows[start:stop].T.contiguous())
 
-    run(turn, _ranges(len(rows)))
-    return turned.view(*weight.shape[2:], -1)
+    run(transpose, _ranges(len(rows)))
+    return transposed.view(*weight.shape[2:], -1)
 
 
-def _by_filter(turned: Tensor, shape: torch.Size) -> Tensor:
+def _by_filter(transposed: Tensor, shape: torch.Size) -> Tensor:
     """The way back, in float32."""
-    taps = turned.flatten(0, 1)
+    taps = transposed.flatten(0, 1)
     rows = taps.new_empty(taps.shape[::-1], dtype=torch.float32)
 
-    def turn(start: int, stop: int) -> None:
+    def transpose(start: int, stop: int) -> None:
         rows[start:stop].copy_(taps[:, start:stop].float().contiguous().T)
 
-    run(turn, _ranges(len(rows)))
+    run(transpose, _ranges(len(rows)))
     return rows.view(shape)
 
 
 def _ranges(rows: int) -> list[tuple[int, int]]:
-    return [(start, min(start + TURNED, rows)) for start in range(0, rows, TURNED)]
+    return [(start, min(start + TRANSPOSED, rows)) for start in range(0, rows, TRANSPOSED)]
 
 
-def _of_phase(turned: Tensor, plan: Algorithm, phase: Phase) -> Tensor:
+def _of_phase(transposed: Tensor, plan: Algorithm, phase: Phase) -> Tensor:
     """The taps of a phase: a view (kh, kw, o·c) of those of all phases."""
-    return turned[phase.start[0] :: plan.stride, phase.start[1] :: plan.stride]
+    return transposed[phase.start[0] :: plan.stride, phase.start[1] :: plan.stride]
 
 
 def _split(flat: Tensor, plan: Algorithm, keep: bool, unit: int) -> list[Tensor]:
@@ -280,9 +280,9 @@ def multiply(
     """
     o, c = weight.shape[:2]
     empty, taps = plan.phases[0].G.new_empty, _by_tap(weight, plan.dtype)
-    rooms = [empty(_length(plan, kept, unit)) for kept, unit in zip(keep, (rows * c, o * c), strict=True)]
+    buffers = [empty(_length(plan, kept, unit)) for kept, unit in zip(keep, (rows * c, o * c), strict=True)]
     total = empty((plan.products, rows, o), dtype=torch.float32)
-    places = zip(_split(rooms[0], plan, keep[0], rows * c), _split(rooms[1], plan, keep[1], o * c), strict=True)
+    places = zip(_split(buffers[0], plan, keep[0], rows * c), _split(buffers[1], plan, keep[1], o * c), strict=True)
     for phase, (V_place, U_place) in zip(plan.phases, places, strict=True):
         V = mm(phase.B, image(phase), out=V_place)
         own = _of_phase(taps, plan, phase).flatten(0, 1)
@@ -295,7 +295,7 @@ def multiply(
             bmm(*factors, out=total)
         else:
             baddbmm_(total[phase.products], *factors)
-    V, U = (room if kept else room.new_empty(0) for room, kept in zip(rooms, keep, strict=True))
+    V, U = (room if kept else room.new_empty(0) for room, kept in zip(buffers, keep, strict=True))
     return mm(plan.A.T, total.view(plan.products, -1)), V, U
 
 
@@ -311,8 +311,8 @@ def multiply_backward(
     (o, c), rows = weight.shape[:2], grad.shape[1]
     empty = plan.phases[0].G.new_empty
     total = mm(plan.A, grad.view(-1, rows * o)).view(-1, rows, o).to(plan.dtype)
-    rooms = empty(_length(plan, False, rows * c) if take else 0), empty(_length(plan, False, o * c))
-    grads = [_split(room, plan, False, unit) for room, unit in zip(rooms, (rows * c, o * c), strict=True)]
+    buffers = empty(_length(plan, False, rows * c) if take else 0), empty(_length(plan, False, o * c))
+    grads = [_split(room, plan, False, unit) for room, unit in zip(buffers, (rows * c, o * c), strict=True)]
     parts = [  # of what is not wanted nothing was kept
         _split(flat, plan, True, unit) if len(flat) else [flat] * len(plan.phases)
         for flat, unit in zip(kept, (rows * c, o * c), strict=True)

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from capsnet.kernels import convolution
 from capsnet.kernels.bilinear import Pair
 from capsnet.kernels.convolution import out_size
+from capsnet.kernels.operators import LANES
 from capsnet.kernels.private import constant, has_hooks, is_transformed, processor_has_amx, processor_has_bf16
 from capsnet.kernels.products import mm
 from capsnet.kernels.stem import fused_stem
@@ -322,6 +323,11 @@ def windows_of(cell: Tensor, filled: Tensor, cells: int) -> Any:
     from capsnet.kernels.grid import Windows
 
     return Windows.of(cell, filled, cells)
+
+
+def tiled_examples(b: int) -> int:
+    """How many examples the kernel for grids stores for a batch of b: its tiles are filled up."""
+    return -(-b // LANES) * LANES
 
 
 def one_window(u: Tensor, W: Tensor) -> Any:

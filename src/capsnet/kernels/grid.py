@@ -60,8 +60,8 @@ class GridVotes:
     """The votes of a grid, seen through the sums above.
 
     As the loops take sixteen examples at a time, b is divided into (tile, lane), and what passes between iterations is
-    (tile, lane, o, j, …) with the lanes last in memory, so that nothing is rearranged on the way. `apart` and `whole`
-    convert from (b, …) and back.
+    (tile, lane, o, j, …) with the lanes last in memory, so that poses are not rearranged on the way if their columns
+    are a multiple of four. `tiled` and `untiled` convert from (b, …) and back.
     """
 
     def __init__(self, u: Tensor, W: Tensor, windows: Windows) -> None:
@@ -72,16 +72,16 @@ class GridVotes:
         # zeros up to multiples of four change nothing
         self.W = F.pad(W, (0, -self.c % 4, 0, -k % 4)) if self.c % 4 or k % 4 else W.contiguous()
         u = u.unflatten(-1, (self.rows, k))
-        self.u = in_lanes(self.apart(F.pad(u, (0, -k % 4)) if k % 4 else u))
+        self.u = in_lanes(self.tiled(F.pad(u, (0, -k % 4)) if k % 4 else u))
         self.places = (windows.starts, windows.window, windows.block)
 
-    def apart(self, x: Tensor) -> Tensor:
+    def tiled(self, x: Tensor) -> Tensor:
         """(b, …) → (tile, lane, …); the last tile is filled up with zeros."""
         missing = -self.b % LANES
         x = torch.cat([x, x.new_zeros(missing, *x.shape[1:])]) if missing else x
         return x.unflatten(0, (-1, LANES))
 
-    def whole(self, x: Tensor) -> Tensor:
+    def untiled(self, x: Tensor) -> Tensor:
         """(tile, lane, o, …) → (b·o, …)."""
         return x.flatten(0, 1)[: self.b].flatten(0, 1)
 
@@ -98,10 +98,10 @@ class GridVotes:
     def moments(self, a: Tensor, k: Tensor | None, mean: Tensor, P: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """a (b, i), k (tile, lane, o, j), μ and P (tile, lane, o, j, q) → S like k, one and two like μ.
 
-        Without k, all parents have equal shares, and μ and P are zeros that are not read.
+        Without k, all parents have equal shares: μ counts as zero, and P does not matter.
         """
         known = (mean[..., 0] if k is None else k, self._filled(mean), self._filled(P))
-        found = moments(self.u, self.W, in_lanes(self.apart(a)), *map(in_lanes, known), *self.places, k is None)
+        found = moments(self.u, self.W, in_lanes(self.tiled(a)), *map(in_lanes, known), *self.places, k is None)
         S, one, two = (x.movedim(-1, 1) for x in found)
         return S, self._cut(one), self._cut(two)
 

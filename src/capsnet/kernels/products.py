@@ -14,7 +14,7 @@ from torch import Tensor
 from capsnet.kernels.private import constant, onednn_is_faster, onednn_linear
 from capsnet.kernels.threads import run
 
-MANY, PART = 32, 8  # products from which on threads take whole products, and how many each takes at a time
+MANY, PART = 32, 8  # the least number of products that is divided among threads, and how many are one job
 LONGEST = 4096  # rows or columns of a product that a thread computes at a time
 
 

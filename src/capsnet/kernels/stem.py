@@ -63,16 +63,20 @@ def _stem(
     bias2: Tensor | None,
     strides: list[int],
     precision: str,
-    keep: bool,
+    keep: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The result; and, to be kept, the hidden layer, phase by phase, its transform and that of the second filters."""
+    """The result; and the hidden layer, phase by phase, its transform and that of the second filters.
+
+    keep says whether weight2 wants a gradient, for which that transform is kept, and whether anything before it does,
+    for which the other two are.
+    """
     b, c, out = len(x), len(weight1), _stem_out(x, weight1, weight2, strides)
     plan = plan_for(weight2, strides[1], list(out), precision)
     sizes = _positions(plan, b)
     bias = weight1.new_zeros(c) if bias1 is None else bias1
     columns = torch.cat([weight1.flatten(1), bias[:, None]], 1).T.to(plan.dtype)
-    hidden = columns.new_empty(sum(sizes) if keep else max(sizes), c)
-    places = iter(hidden.split(sizes) if keep else [hidden[:size] for size in sizes])
+    hidden = columns.new_empty(sum(sizes) if keep[1] else max(sizes), c)
+    places = iter(hidden.split(sizes) if keep[1] else [hidden[:size] for size in sizes])
 
     def image(phase: Phase) -> Tensor:
         patches = _patches(x, weight1.shape, strides, phase)
@@ -81,8 +85,8 @@ def _stem(
         return active.view(prod(phase.inputs), -1)
 
     with torch.autocast("cpu", enabled=False):
-        Y, V, U = multiply(plan, weight2, b, image, (keep, keep))
-        return to_output(Y, bias2, out, out, b), hidden if keep else hidden.new_empty(0, c), V, U
+        Y, V, U = multiply(plan, weight2, b, image, keep)
+        return to_output(Y, bias2, out, out, b), hidden if keep[1] else hidden.new_empty(0, c), V, U
 
 
 @_stem.register_fake
@@ -90,9 +94,9 @@ def _(x, weight1, bias1, weight2, bias2, strides, precision, keep):  # type: ign
     out, c = _stem_out(x, weight1, weight2, strides), len(weight1)
     y = empty_output(x, x.shape[0], weight2.shape[0], out)
     sizes = phase_sizes((weight2.shape[2], weight2.shape[3]), strides[1], out, precision)
-    rows, dtype = len(x) if keep else 0, PRECISIONS[precision].dtype
+    rows, dtype = len(x) if keep[1] else 0, PRECISIONS[precision].dtype
     hidden = x.new_empty((rows * sum(n for _, n in sizes), c), dtype=dtype)
-    V, U = kept_sizes(weight2, strides[1], out, precision, len(x), (keep, keep))
+    V, U = kept_sizes(weight2, strides[1], out, precision, len(x), keep)
     return y, hidden, x.new_empty(V, dtype=dtype), x.new_empty(U, dtype=dtype)
 
 
@@ -112,7 +116,7 @@ def _stem_backward(
     """Gradients of x, weight1, bias1, weight2 and bias2, as far as they are needed."""
     b, c, out = len(x), len(weight1), (grad.shape[2], grad.shape[3])
     plan = plan_for(weight2, strides[1], list(out), precision)
-    places = iter(hidden.split(_positions(plan, b)))
+    places = iter(hidden.split(_positions(plan, b)) if any(needs[:3]) else ())
     grad_columns = grad.new_zeros(weight1[0].numel() + 1, c)
     size1 = out_size(x.shape, weight1.shape, strides[0])
     grad_hidden = if_wanted(needs[0], lambda: grad.new_zeros(b, *size1, c), grad)
@@ -177,6 +181,7 @@ def fused_stem(
     For shapes and dtypes for which `dispatch.stem_pays` holds. It can be differentiated once.
     """
     tensors = [t if t is None else t.float() for t in (x, weight1, bias1, weight2, bias2)]
-    keep = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+    before = any(t is not None and t.requires_grad for t in tensors[:3])
+    keep = [torch.is_grad_enabled() and wanted for wanted in (weight2.requires_grad, before)]
     y, *_ = _stem(*tensors, [stride1, stride2], precision, keep)
     return y.to(x.dtype)

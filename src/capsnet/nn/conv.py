@@ -173,7 +173,8 @@ class ConvCaps(nn.Module):
             return None
         inputs = (poses.flatten(1, 3), self.weight, None if a is None else a.flatten(1, 3), parents.windows())
         grid = (poses.shape[0], *parents.outputs)
-        if torch.is_grad_enabled() and 4 * math.prod(grid) * self.upper_types * self.upper_dim > UPPER_BYTES:
+        upper = dispatch.tiled_examples(len(poses)) * math.prod(parents.outputs) * self.upper_types * self.upper_dim
+        if torch.is_grad_enabled() and 4 * upper > UPPER_BYTES:
             routed = checkpoint(routing.on_grid, *inputs, use_reentrant=False, preserve_rng_state=False)
         else:
             routed = routing.on_grid(*inputs)

@@ -72,7 +72,7 @@ class DynamicRouting(Routing):
                 s_j = votes.attend(V)
                 v_j = squash(s_j if self.bias is None else s_j + self.bias)
                 V = v_j if V is None else V + v_j
-            v_j = votes.whole(v_j)
+            v_j = votes.untiled(v_j)
             return Routed(v_j, lengths(v_j))
 
     def route(self, u_hat: Tensor, a: Tensor | None, parents: Parents, trace: bool) -> Routed:

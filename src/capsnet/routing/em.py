@@ -77,10 +77,10 @@ class EMOptions(IterativeOptions):
 class Gaussians(NamedTuple):
     """What an M-step gives: one Gaussian with an activation for each upper capsule."""
 
-    mean: Tensor  # (b, j, q) μ
-    variance: Tensor  # (b, j, q) σ²
-    log_activation: Tensor  # (b, j) ln a
-    activation: Tensor  # (b, j) a
+    mean: Tensor  # (…, j, q) μ
+    variance: Tensor  # (…, j, q) σ²
+    log_activation: Tensor  # (…, j) ln a
+    activation: Tensor  # (…, j) a
 
 
 @register("em")
@@ -124,15 +124,14 @@ class EMRouting(GaussianRouting):
         for t in range(self.options.iterations):
             S, one, two = moments(k, mean, precision)
             inverse = 1 / (S + NOBODY).unsqueeze(-1)
-            received, shift = S.unsqueeze(-1) * inverse, one * inverse  # `received` is 1 but for a parent of nobody
-            new = shift + received * mean
-            variance = two * inverse - (new - mean) * (2 * shift - received * (new - mean)) + FLOOR
-            mean = new
-            log_variance, inverse_temperature = variance.log(), self.options.temperature(t)
-            fitted = self.activate(mean, variance, log_variance, self.share(S, capacity), inverse_temperature)
+            received, deviation = S.unsqueeze(-1) * inverse, one * inverse  # received: 1 unless the parent has no child
+            new = deviation + received * mean
+            moved = new - mean
+            variance = two * inverse - moved * (2 * deviation - received * moved) + FLOOR
+            fitted = self.activate(new, variance, self.share(S, capacity), self.options.temperature(t))
             if t < self.options.iterations - 1:
-                k = fitted.log_activation - 0.5 * (log_variance + math.log(2 * math.pi)).sum(-1)
-                precision = 1 / variance
+                k = fitted.log_activation - 0.5 * (2 * math.pi * variance).log().sum(-1)
+                mean, precision = new, 1 / variance
         return Routed(fitted.mean, fitted.activation)
 
     def route(self, u_hat: Tensor, a: Tensor | None, parents: Parents, trace: bool) -> Routed:
@@ -159,13 +158,11 @@ class EMRouting(GaussianRouting):
         weight = r / (S.unsqueeze(1) + NOBODY)
         mean = torch.einsum("bij,bijq->bjq", weight, u_hat)
         variance = self.variance(weight, u_hat, mean)
-        return self.activate(mean, variance, variance.log(), self.share(S, capacity), inverse_temperature)
+        return self.activate(mean, variance, self.share(S, capacity), inverse_temperature)
 
-    def activate(
-        self, mean: Tensor, variance: Tensor, log_variance: Tensor, share: Tensor, inverse_temperature: float
-    ) -> Gaussians:
+    def activate(self, mean: Tensor, variance: Tensor, share: Tensor, inverse_temperature: float) -> Gaussians:
         """a_j from the cost of describing what parent j receives by its Gaussian."""
-        per_dimension = at_least_float32(self.beta_u) + 0.5 * log_variance.mean(-1)
+        per_dimension = at_least_float32(self.beta_u) + 0.5 * variance.log().mean(-1)
         logit = inverse_temperature * (at_least_float32(self.beta_a) - DIMENSIONS * per_dimension * share)
         return Gaussians(mean, variance, F.logsigmoid(logit), logit.sigmoid())
 

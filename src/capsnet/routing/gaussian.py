@@ -45,10 +45,12 @@ class GaussianRouting(Routing):
         """A dense layer of vector poses by its kernel."""
         if (moments := dispatch.moments(u, W)) is None:
             return None
-        known, zeros = partial(moments, u, W, lower_activations(u, a)), u.new_zeros(len(u), *W.shape[1:3])
-        return self.fit(
-            lambda k, *rest: known(zeros[..., 0] if k is None else k, *rest), zeros, u.shape[1] / W.shape[1]
-        )
+        a, zeros = lower_activations(u, a), u.new_zeros(len(u), *W.shape[1:3])
+
+        def from_zeros(k: Tensor | None, mean: Tensor, P: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            return moments(u, W, a, zeros[..., 0] if k is None else k, mean, P)
+
+        return self.fit(from_zeros, zeros, u.shape[1] / W.shape[1])
 
     def on_grid(self, u: Tensor, W: Tensor, a: Tensor | None, windows: Any) -> Routed | None:
         with without_autocast(u):
@@ -58,4 +60,4 @@ class GaussianRouting(Routing):
             if a is not None:
                 check_activations(u, a)
             found = self.fit(partial(votes.moments, lower_activations(u, a)), votes.zeros(), votes.capacity())
-            return Routed(votes.whole(found.poses), votes.whole(found.activations))
+            return Routed(votes.untiled(found.poses), votes.untiled(found.activations))

@@ -104,10 +104,11 @@ class VBRouting(GaussianRouting):
         """`route` on moments of the votes instead of the votes themselves."""
         self.check_built()
         precision, k = mean, None
-        for _ in range(self.options.iterations):
+        for t in range(self.options.iterations):
             S, one, two = moments(k, mean, precision)
             posterior = from_moments(S, one, two, mean)
-            mean, precision, k = posterior.mean, expected_precision(posterior), constant(posterior)
+            if t < self.options.iterations - 1:
+                mean, precision, k = posterior.mean, expected_precision(posterior), constant(posterior)
         return Routed(posterior.mean, weighted_entropy(posterior))
 
     def route(self, u_hat: Tensor, a: Tensor | None, parents: Parents, trace: bool) -> Routed:
