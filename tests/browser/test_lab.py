@@ -263,6 +263,19 @@ def test_a_test_image_of_the_networks_own_size_is_not_scaled(page: Page) -> None
     assert sides == [32, 28, 28]
 
 
+def test_a_network_that_knows_no_digits_opens_with_one_of_its_images(page: Page) -> None:
+    page.evaluate("""() => {
+      const pixels = Object.assign(new Float32Array(784).fill(0.5), { shape: [28, 28] });
+      lab.engine.digit = async () => ({ header: { label: 3 }, pixels }); // its images may not be on this machine
+      lab.models.find((model) => model.name === 'fashion').examples = true;
+      lab.update({ model: 'fashion' });
+    }""")
+    page.wait_for_function("() => lab.result && lab.state.input.mode === 'test'")
+    expect(page.locator("button[data-mode=test]")).to_have_text("Examples")
+    page.evaluate("() => lab.update({ model: 'quick-mnist' })")
+    page.wait_for_function("() => lab.result && lab.state.input.mode === 'draw'")
+
+
 def test_an_empty_canvas_gets_a_message(page: Page) -> None:
     page.locator("#clear").click()
     expect(page.locator("#prediction")).to_contain_text("empty")

@@ -20,7 +20,7 @@ from typing import Any
 import safetensors
 import torch
 
-from capsnet.data.registry import name_of
+from capsnet.data.registry import find, is_cached, name_of
 from capsnet.errors import UserError, unknown
 from capsnet.io import checkpoint, zoo
 from capsnet.io.records import Card, Certificate
@@ -91,9 +91,38 @@ class Entry:
             "classes": [str(name) for name in self.record["classes"]],
             "multi_label": self.record["multi_label"],
             "error_percent": self.error_percent,
+            "examples": has_examples(self),
             "kind": self.config.kind,
             **show(network),
         }
+
+
+def dataset_of(entry: Entry) -> str:
+    """The dataset whose test images suit a model; MNIST for models trained on images made of its digits."""
+    info = find(entry.data)
+    base = find(info.made_of) if info and info.made_of else info
+    if base is None or base.takes_path or base.labels_per_image != 1:
+        raise UserError(
+            f"{entry.name} was trained on {entry.data or 'unknown data'}, for which the Lab has no test images."
+        )
+    return entry.trained_on if base is info else base.name
+
+
+def has_examples(entry: Entry) -> bool:
+    """Whether test images that suit a model need no download."""
+    try:
+        return is_cached(dataset_of(entry))
+    except UserError:
+        return False
+
+
+def folder_of(data: str) -> str:
+    """A dataset with its options as the name of a folder.
+
+    >>> folder_of("viewpoints:size=32")
+    'viewpoints-size-32'
+    """
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", data)
 
 
 def show(network: Model) -> dict[str, Any]:

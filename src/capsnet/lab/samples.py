@@ -16,9 +16,8 @@ import torch
 from torch import Tensor
 
 from capsnet import data
-from capsnet.data.registry import find
 from capsnet.errors import UserError
-from capsnet.lab.models import Entry, Shelf
+from capsnet.lab.models import Entry, Shelf, dataset_of
 from capsnet.models.base import Model
 
 BATCH = 20  # small, so that requests of the page are answered in between
@@ -27,18 +26,6 @@ PAUSE = 0.005  # seconds between batches, in which other threads can take the lo
 
 class NotYet(Exception):
     """The images are still being downloaded."""
-
-
-def dataset_of(entry: Entry) -> str:
-    """The dataset whose test images suit a model; MNIST for models trained on images made of its digits."""
-    base = find(entry.data)
-    if base and base.made_of:
-        base = find(base.made_of)
-    if base is None or base.takes_path or base.labels_per_image != 1:
-        raise UserError(
-            f"{entry.name} was trained on {entry.data or 'unknown data'}, for which the Lab has no test images."
-        )
-    return base.name
 
 
 @dataclass
@@ -150,7 +137,7 @@ class Digits:
 def recorded_mistakes(entry: Entry, test: data.Dataset) -> list[int] | None:
     """The mistakes on the model's card; None if there is no card or it refers to other images."""
     known = entry.card.mistakes if entry.card else None
-    same = entry.data == test.name and entry.image_shape == test.image_shape
+    same = entry.trained_on == test.name and entry.image_shape == test.image_shape
     return list(known) if known is not None and same else None
 
 

@@ -28,8 +28,8 @@ from capsnet.data.photo import digit_box
 from capsnet.errors import UserError
 from capsnet.lab import graphs, inference, policy, protocol, runtime
 from capsnet.lab.hand import offers, prepared
-from capsnet.lab.models import Entry, Shelf
-from capsnet.lab.samples import dataset_of, mistaken, recorded_mistakes
+from capsnet.lab.models import Entry, Shelf, dataset_of, folder_of
+from capsnet.lab.samples import mistaken, recorded_mistakes
 from capsnet.notice import say
 from capsnet.terminal import Counter
 
@@ -187,7 +187,9 @@ class Site:
             weights = protocol.pack(*inference.decoder_weights(model))
             self.put_compressed(f"models/{entry.name}/decoder.bin", weights)
         digit = digit_box(entry.image_shape, entry.trained_on)  # how image files are prepared
-        self.written[entry.name] = {**entry.description, "digit": digit, **self.samples_for(entry)}
+        samples = self.samples_for(entry)
+        examples = samples["samples"] is not None
+        self.written[entry.name] = {**entry.description, "digit": digit, "examples": examples, **samples}
 
     def samples_for(self, entry: Entry) -> dict[str, Any]:
         """The test images that suit a model and its mistakes among them."""
@@ -198,7 +200,7 @@ class Site:
         test = self.test_images(name)
         if isinstance(test, str):
             return {"samples": None, "no_samples": test, "mistakes": []}
-        return {"samples": name, "mistakes": [n for n in self.mistakes(entry, test) if n < len(test)]}
+        return {"samples": folder_of(name), "mistakes": [n for n in self.mistakes(entry, test) if n < len(test)]}
 
     def test_images(self, name: str) -> data.Dataset | str:
         """The first test images of a dataset, written on first use; a sentence if they cannot be had."""
@@ -206,7 +208,7 @@ class Site:
             try:
                 whole = data.load(name, validation=0).test.in_memory()
                 self._tests[name] = test = whole.subset(torch.arange(min(len(whole), self.most_samples)))
-                self.write_samples(name, test)
+                self.write_samples(folder_of(name), test)
             except (UserError, OSError) as error:
                 self._tests[name] = f"The test images are not part of this site ({error})."
         return self._tests[name]

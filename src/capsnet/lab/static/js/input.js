@@ -25,6 +25,11 @@ export function mount(root, lab) {
   bringImages(stage, lab);
 }
 
+/** Whether the classes of a model are digits. */
+export function knowsDigits(model) {
+  return model.classes.every((name) => /^\d$/.test(name));
+}
+
 function showOnly(element, lab, when) {
   const show = () => (element.hidden = !when());
   lab.on((_, changed) => changed.has("input") && show());
@@ -55,7 +60,7 @@ function modes(lab) {
   lab.on((_, changed) => {
     if (changed.has("input")) show();
     if (changed.has("model") && lab.model) {
-      say(test, lab.model.classes.every((name) => /^\d$/.test(name)) ? MODES.test : "Examples");
+      say(test, knowsDigits(lab.model) ? MODES.test : "Examples");
     }
   });
   show();

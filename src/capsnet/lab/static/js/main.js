@@ -61,6 +61,7 @@ class Lab {
   #saving = 0; // the timer of the next save
   #saved = 0; // time of the last save
   #fragment = "";
+  #replaced = false; // the drawn digit by an image of another kind
 
   /** Merge a patch into the state; panels repaint in the next frame, once for all updates. */
   update(patch, options) {
@@ -189,8 +190,19 @@ class Lab {
     if (found === this.model) return;
     Object.assign(this, { model: found, result: null, input: null, seen: null, decoder: null });
     this.#asked = "";
+    this.#suitExample();
     this.poke("model");
     if (found.has_decoder) this.#fetchDecoder(found);
+  }
+
+  /** The drawn digit that the page opens with says nothing to a network that knows no digits: show one of its images. */
+  #suitExample() {
+    const { mode, strokes } = this.state.input;
+    const opened = mode === "draw" && JSON.stringify(strokes) === JSON.stringify(DEFAULTS.input.strokes);
+    const digits = input.knowsDigits(this.model);
+    if (opened && this.model.examples && !digits) this.update({ input: { mode: "test" } });
+    else if (this.#replaced && mode === "test" && digits) this.update({ input: { mode: "draw" } });
+    this.#replaced = !digits && (this.#replaced || opened);
   }
 
   async #fetchDecoder(model) {
