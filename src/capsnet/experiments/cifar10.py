@@ -4,32 +4,36 @@ The training and the learning rate are those of the `cifar10` preset and the sam
 channels than the preset's, so that all rows take hours instead of a day. What follows the stem differs: class capsules
 by four routing algorithms, or average pooling and a linear layer with cross-entropy. The capsule networks have no
 decoder, so that a row is a head and nothing else.
+
+One more row trains nothing. It measures a training step of each network in turns in one process, because trainings take
+hours, during which other programs may run.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from capsnet.experiments.core.claims import paired
-from capsnet.experiments.core.plan import Budget, Experiment, Record, Row, average, by_method, values
+from capsnet.experiments.core.conduct import training_step
+from capsnet.experiments.core.plan import Budget, Experiment, Record, Row, average, by_method, check_budget, values
 from capsnet.models.config import CapsNetConfig, LossConfig, ModelConfig
 from capsnet.models.resnet import ResNetConfig
 from capsnet.report.tables import Table, over_seeds, whole
 from capsnet.routing.base import options_for
-from capsnet.timing import clock
+from capsnet.timing import alternate, clock
 from capsnet.train.config import Config
-from capsnet.train.loop import Result
 from capsnet.train.presets import get_preset
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-LINEAR = "linear"
+LINEAR, COST = "linear", "cost"
 ROUTINGS = ("uniform", "dynamic", "self-attention", "inverted-attention")
 EPOCHS = {"hour": 1, "day": 6}
+REPEATS = 9  # of a training step
 CHANNELS = (32, 64, 64, 128, 128)  # of the stem
 TOY_BLOCKS: Mapping[str, Any] = {"stem_channels": (4, 8), "stem_kernels": (3, 3), "stem_strides": (4, 2)}
 
@@ -46,39 +50,54 @@ class Cifar10(Experiment):
     budgets = ("smoke", "hour", "day")
 
     def rows(self, budget: Budget, seed: int) -> list[Row]:
-        return [
-            Row(head, config_of(head, budget, seed), {"head": described(head)})
-            for head in ((LINEAR, "dynamic") if budget == "smoke" else (LINEAR, *ROUTINGS))
-        ]
+        trained = [Row(head, config_of(head, budget, seed), {"head": described(head)}) for head in heads_of(budget)]
+        return [*trained, Row(f"{COST}-{budget}", None)]
 
-    def measure(self, row: Row, result: Result) -> dict[str, Any]:
-        birth = result.certificate
-        return result.evaluation.summary() | {"seconds_per_step": birth.seconds / (birth.steps or 1)}
+    def observe(self, row: Row) -> dict[str, Any]:
+        """Seconds of a training step of each network."""
+        budget = check_budget(row.method.removeprefix(f"{COST}-"))
+        steps = [training_step(config_of(head, budget, 0)) for head in heads_of(budget)]
+        seconds = alternate(steps, 1 if budget == "smoke" else REPEATS)
+        return {head: statistics.median(times) for head, times in zip(heads_of(budget), seconds, strict=True)}
 
     def table(self, records: Sequence[Record]) -> Table:
         header = [
             "head", "test error, %", "minus linear (95 % interval)", "parameters", "ms per step", "epochs", "seeds",
             "time",
         ]  # fmt: skip
-        return Table(header, [line_of(group, records) for group in by_method(records)])
+        return Table(header, [line_of(group, records) for group in trained(records)])
 
     def findings(self, records: Sequence[Record]) -> list[str]:
-        groups = {group[0].method: group for group in by_method(records)}
+        groups = {group[0].method: group for group in trained(records)}
         if LINEAR not in groups or len(groups) < 2:
             return []
         linear = groups.pop(LINEAR)
         said = [compared(group, linear) for group in groups.values()]
-        return [*said, cost(groups.values(), linear)]
+        return [*said, *cost(groups.values(), linear, step_costs(records))]
 
     def pictures(self, records: Sequence[Record]) -> dict[str, Figure]:
         from capsnet.report import figures
 
         bars = []
-        for group in by_method(records):
+        for group in trained(records):
             colour = figures.VERMILLION if group[0].method == LINEAR else figures.BLUE
             bars.append(figures.Bar.over_seeds(group[0].method, values(group, "error_percent"), colour))
         note = "Test error in percent, mean and standard deviation over seeds; the linear layer is vermillion."
         return {"cifar10": figures.bars(self.title, note, {"CIFAR-10": bars})}
+
+
+def heads_of(budget: Budget) -> tuple[str, ...]:
+    return (LINEAR, "dynamic") if budget == "smoke" else (LINEAR, *ROUTINGS)
+
+
+def trained(records: Sequence[Record]) -> list[list[Record]]:
+    """The records of each head; not those of the costs."""
+    return by_method([record for record in records if record.made])
+
+
+def step_costs(records: Sequence[Record]) -> Mapping[str, float]:
+    """Seconds per training step by head, if they have been measured."""
+    return next((record.outcome for record in records if record.method.startswith(COST)), {})
 
 
 def described(head: str) -> str:
@@ -108,12 +127,13 @@ def model_of(head: str, like: CapsNetConfig) -> ModelConfig:
 def line_of(group: Sequence[Record], records: Sequence[Record]) -> list[str]:
     first, linear = group[0], [r for r in records if r.method == LINEAR]
     apart = paired([] if first.method == LINEAR else group, linear)
+    seconds = step_costs(records).get(first.method)
     return [
         first.shown["head"] + (" *" if first.less else ""),
         over_seeds(values(group, "error_percent")),
         str(apart),
         whole(first.made.get("parameters")),
-        whole(1000 * statistics.median(values(group, "seconds_per_step"))),
+        "–" if seconds is None else whole(1000 * seconds),
         f"{first.made.get('epochs'):g}",
         str(len(group)),
         clock(sum(r.seconds for r in group)),
@@ -130,12 +150,13 @@ def compared(group: Sequence[Record], linear: Sequence[Record]) -> str:
     return f"{group[0].method}: {errors}, {apart.verdict} than the linear layer beyond chance."
 
 
-def cost(groups: Any, linear: Sequence[Record]) -> str:
+def cost(groups: Iterable[Sequence[Record]], linear: Sequence[Record], seconds: Mapping[str, float]) -> list[str]:
     """What the capsules cost in time and parameters, from the cheapest to the most expensive head."""
-    base = max(statistics.median(values(linear, "seconds_per_step")), 1e-9)  # a smoke may take no time
-    ratios = [statistics.median(values(group, "seconds_per_step")) / base for group in groups]
-    more = [r.made["parameters"] / linear[0].made["parameters"] - 1 for group in groups for r in group[:1]]
-    return (
+    if LINEAR not in seconds:
+        return []
+    ratios = [value / max(seconds[LINEAR], 1e-9) for head, value in seconds.items() if head != LINEAR]
+    more = [group[0].made["parameters"] / linear[0].made["parameters"] - 1 for group in groups]
+    return [
         f"A training step with capsules takes {min(ratios):.2f} to {max(ratios):.2f} times as long as with the linear "
-        f"layer; they have {100 * min(more):.1f} to {100 * max(more):.1f} % more parameters."
-    )
+        f"layer, measured in one run; they have {100 * min(more):.1f} to {100 * max(more):.1f} % more parameters."
+    ]
