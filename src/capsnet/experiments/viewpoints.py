@@ -70,7 +70,8 @@ class Viewpoints(Experiment):
     question = (
         "Does a network that knows toys from some directions recognise them from others? All networks are trained on "
         "azimuths of 300° to 40°, or on the three lowest elevations, until at most "
-        f"{STOP_AT:g} % of held-out familiar views are wrong. They are then tested on novel views of these toys, and "
+        f"{STOP_AT:g} % of held-out familiar views are wrong at the end of an epoch; a network that learns fast ends below "
+        "that. They are then tested on novel views of these toys, and "
         "on familiar and novel views of other toys. The images are rendered (`viewpoints`); the paper's figures are "
         "for smallNORB. "
         "A linear read-out of azimuth (as sine and cosine) and elevation, fitted on training images and judged on "
@@ -78,6 +79,7 @@ class Viewpoints(Experiment):
         "contains, or for the CNN its last hidden layer."
     )
     columns = {  # noqa: RUF012
+        "validation_error_percent": "known toys, familiar views, error %",
         "known_error_percent": "known toys, novel views, error %",
         "familiar_error_percent": "new toys, familiar views, error %",
         "novel_error_percent": "new toys, novel views, error %",
