@@ -200,7 +200,7 @@ class Lab {
     const { mode, strokes } = this.state.input;
     const opened = mode === "draw" && JSON.stringify(strokes) === JSON.stringify(DEFAULTS.input.strokes);
     const digits = input.knowsDigits(this.model);
-    if (opened && this.model.examples && !digits) this.update({ input: { mode: "test" } });
+    if (opened && this.model.examples && !digits) this.update({ input: { mode: "test", index: 0 } });
     else if (this.#replaced && mode === "test" && digits) this.update({ input: { mode: "draw" } });
     this.#replaced = !digits && (this.#replaced || opened);
   }
