@@ -157,6 +157,16 @@ def cost(groups: Iterable[Sequence[Record]], linear: Sequence[Record], seconds: 
     ratios = [value / max(seconds[LINEAR], 1e-9) for head, value in seconds.items() if head != LINEAR]
     more = [group[0].made["parameters"] / linear[0].made["parameters"] - 1 for group in groups]
     return [
-        f"A training step with capsules takes {min(ratios):.2f} to {max(ratios):.2f} times as long as with the linear "
-        f"layer, measured in one run; they have {100 * min(more):.1f} to {100 * max(more):.1f} % more parameters."
+        f"A training step with capsules takes {ranged(ratios, '.2f')} times as long as with the linear layer, measured "
+        f"in one run; they have {ranged([100 * each for each in more], '.1f')} % more parameters."
     ]
+
+
+def ranged(numbers: Sequence[float], form: str) -> str:
+    """The least and the greatest of some numbers, or the one that all of them are.
+
+    >>> ranged([1, 2, 3], ".1f"), ranged([2, 2], ".1f")
+    ('1.0 to 3.0', '2.0')
+    """
+    low, high = format(min(numbers), form), format(max(numbers), form)
+    return low if low == high else f"{low} to {high}"
