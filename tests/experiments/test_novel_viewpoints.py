@@ -92,6 +92,18 @@ def test_a_pose_is_read_from_the_capsule_of_the_true_class_alone() -> None:
         assert all(value > 0.98 if known else value < 0.2 for value in found.values())
 
 
+def test_a_feature_that_is_silent_in_the_fitted_images_does_not_spoil_the_others() -> None:
+    random = torch.Generator().manual_seed(0)
+    numbers = torch.randn(400, 8, generator=random, dtype=torch.double)
+    silent = torch.zeros(400, 1, dtype=torch.double)
+    silent[:2] = 1e-6  # hardly ever active where it is fitted, and fully where it is judged
+    silent[200:] = 1
+    targets, labels = numbers[:, :3].clone(), torch.zeros(400, dtype=torch.long)
+    numbers = torch.cat([numbers, silent], 1)
+    halves = (Reading(numbers[part], labels[part], targets[part]) for part in (slice(0, 200), slice(200, 400)))
+    assert all(value > 0.98 for value in r_squared(*halves, {"all": (0, 1, 2)}).values())
+
+
 def outcome(familiar: list[int], novel: list[int]) -> dict[str, Any]:
     def bins(errors: list[int], shown: list[bool]) -> dict[str, Any]:
         n = [100 * there for there in shown]

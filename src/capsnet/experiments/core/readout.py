@@ -15,6 +15,7 @@ from torch import Tensor
 from capsnet.models.base import Model
 
 RIDGE = 1e-3  # of standardised inputs; keeps the equations solvable
+LEAST = 0.05  # standard deviation of a feature, relative to the largest, below which it is not standardised
 
 
 class Reading(NamedTuple):
@@ -57,8 +58,12 @@ def of_class(reading: Reading, j: int) -> tuple[Tensor, Tensor]:
 
 
 def ridge(x: Tensor, y: Tensor, new_x: Tensor) -> Tensor:
-    """Predictions for new_x (k, q) of a ridge regression from x (m, q) to y (m, t), all float64."""
-    mean, std = x.mean(0), x.std(0) + 1e-9  # constant features stay 0
+    """Predictions for new_x (k, q) of a ridge regression from x (m, q) to y (m, t), all float64.
+
+    Units of a CNN that are almost silent in x can be active in new_x, where standardised they would be enormous.
+    """
+    mean, std = x.mean(0), x.std(0)
+    std = std.clamp(min=LEAST * std.max().item() + 1e-9)  # constant features stay 0
     standard = (x - mean) / std
     gram = standard.T @ standard + RIDGE * len(x) * torch.eye(x.shape[1], dtype=x.dtype)
     weights = torch.linalg.solve(gram, standard.T @ (y - y.mean(0)))
