@@ -133,7 +133,9 @@ def test_an_experiment_runs_at_smoke_and_keeps_what_came_out(name: str, ran: Ran
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "walkthrough"])
 def test_a_row_names_its_network_data_seed_and_cost_and_what_it_had_less(name: str, ran: Ran) -> None:
-    for record in ran(name).rows:
+    trained = [record for record in ran(name).rows if not record.name.startswith("cost-")]
+    assert trained
+    for record in trained:
         made = record.made
         assert made["parameters"] > 0
         assert "→" in made["architecture"]
