@@ -116,6 +116,7 @@ def higher(claim: str, paper: str, a: Measured, b: Measured) -> Claim:
 
 
 def at_most(claim: str, paper: float, a: Measured) -> Claim:
-    """The claim that an error is as low as the paper's: it must not lie below our whole interval."""
-    verdict: Verdict = "reproduced" if a.low <= paper else "not reproduced"
+    """The claim that an error is as low as the paper's, which may lie above our interval, below it or inside."""
+    outside: Verdict = "reproduced" if a.high <= paper else "not reproduced"
+    verdict: Verdict = "too close to call" if a.low <= paper < a.high else outside
     return Claim(claim, f"{paper:g}{a.unit}", str(a), a.seeds, verdict)
