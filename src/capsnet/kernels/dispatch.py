@@ -326,8 +326,8 @@ def windows_of(cell: Tensor, filled: Tensor, cells: int) -> Any:
 
 
 def tiled_examples(b: int) -> int:
-    """How many examples the kernel for grids stores for a batch of b: its tiles are filled up."""
-    return -(-b // LANES) * LANES
+    """How many examples the kernel for grids stores for a batch of b: all tiles but a single one are filled up."""
+    return b if b < LANES else -(-b // LANES) * LANES
 
 
 def one_window(u: Tensor, W: Tensor) -> Any:

@@ -61,12 +61,14 @@ class GridVotes:
 
     As the loops take sixteen examples at a time, b is divided into (tile, lane), and what passes between iterations is
     (tile, lane, o, j, …) with the lanes last in memory, so that poses are not rearranged on the way if their columns
-    are a multiple of four. `tiled` and `untiled` convert from (b, …) and back.
+    are a multiple of four. `tiled` and `untiled` convert from (b, …) and back. Fewer than sixteen examples are one tile
+    with as many lanes, which is filled up inside the loops only.
     """
 
     def __init__(self, u: Tensor, W: Tensor, windows: Windows) -> None:
         """u (b, cells·n, r·k) and W (blocks·n, j, k, c)."""
         self.b, self.i, p = u.shape
+        self.lanes = min(self.b, LANES)
         (self.n, self.j, k, self.c), self.windows = W.shape, windows
         self.rows = p // k
         # zeros up to multiples of four change nothing
@@ -77,9 +79,9 @@ class GridVotes:
 
     def tiled(self, x: Tensor) -> Tensor:
         """(b, …) → (tile, lane, …); the last tile is filled up with zeros."""
-        missing = -self.b % LANES
+        missing = -self.b % self.lanes
         x = torch.cat([x, x.new_zeros(missing, *x.shape[1:])]) if missing else x
-        return x.unflatten(0, (-1, LANES))
+        return x.unflatten(0, (-1, self.lanes))
 
     def untiled(self, x: Tensor) -> Tensor:
         """(tile, lane, o, …) → (b·o, …)."""
@@ -87,7 +89,7 @@ class GridVotes:
 
     def zeros(self) -> Tensor:
         """(tile, lane, o, j, q)."""
-        zeros = self.u.new_zeros(len(self.u), self.windows.count, self.j, self.rows * self.c, LANES)
+        zeros = self.u.new_zeros(len(self.u), self.windows.count, self.j, self.rows * self.c, self.lanes)
         return zeros.movedim(-1, 1)
 
     def capacity(self) -> Tensor:

@@ -15,9 +15,11 @@ own, and the bands are added in a fixed order: results are the same bits whateve
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from capsnet.kernels.lanes import (
@@ -362,13 +364,13 @@ Sums = tuple[Tensor, Tensor, Tensor]
 class FusedGrid:
     """`capsnet.kernels.grid.moments` and `attend`, and their gradients, for float32 on a CPU.
 
-    Tensors have the layouts of this file. With `equal`, all parents get equal shares, and k, μ and P (or V) are not
-    read.
+    Tensors have the layouts of this file; one tile may have fewer lanes. With `equal`, all parents get equal shares,
+    and k, μ and P (or V) are not read.
     """
 
     def __init__(self, u: Tensor, W: Tensor, starts: Tensor, window: Tensor, block: Tensor, windows: int) -> None:
         self.tiles, places, r, k, _ = u.shape
-        self.u, self.W, self.starts, self.window = u, W, starts, window
+        self.u, self.W, self.starts, self.window, self.lanes = _filled(u), W, starts, window, u.shape[-1]
         self.windows, self.cells, self.j, self.q = windows, len(starts) - 1, W.shape[1], r * W.shape[3]
         sizes = (windows, self.j, r, k, k, W.shape[3])
         self.common = (
@@ -379,7 +381,7 @@ class FusedGrid:
         return self._forward((a, k, mean, P), False, equal)
 
     def attend(self, V: Tensor, equal: bool) -> Tensor:
-        return self._forward((self._ones(), V, V, V), True, equal)[1]
+        return self._forward(self._for_agreements(V), True, equal)[1]
 
     def gradients_of_moments(
         self, a: Tensor, k: Tensor, mean: Tensor, P: Tensor, equal: bool, *given: Tensor
@@ -389,16 +391,19 @@ class FusedGrid:
 
     def gradients_of_attend(self, V: Tensor, equal: bool, g_s: Tensor) -> Sums:
         """Gradients on u, W and V."""
-        g_u, g_W, _, _, g_V, _ = self._backward((g_s, g_s, g_s), (self._ones(), V, V, V), True, equal)
+        unread = g_s.new_empty(0)
+        g_u, g_W, _, _, g_V, _ = self._backward((unread, g_s, unread), self._for_agreements(V), True, equal)
         return g_u, g_W, g_V
 
-    def _ones(self) -> Tensor:
-        return self.u.new_ones(*self.u.shape[:2], LANES)
+    def _for_agreements(self, V: Tensor) -> tuple[Tensor, ...]:
+        """All children are active; means and k are not read."""
+        unread = V.new_empty(0)
+        return self.u.new_ones(*self.u.shape[:2], LANES), unread, unread, V
 
     def _forward(self, inputs: tuple[Tensor, ...], agree: bool, equal: bool) -> Sums:
         bands = self._bands(-(-JOBS // self.tiles))
         sums = [self._sums(self.tiles, band, agree) for band in bands]
-        rest = (*map(_flat, (self.u, self.W, *inputs)), *self.common, agree, equal)
+        rest = (*map(_flat, (self.u, self.W, *map(_filled, inputs))), *self.common, agree, equal)
         jobs = [
             (tile, *band[:3], *of_tiles, *rest)
             for tile in range(self.tiles)
@@ -417,15 +422,17 @@ class FusedGrid:
         g_u, g_a = torch.zeros_like(self.u), self.u.new_zeros(*self.u.shape[:2], LANES)
         g_W = self.W.new_zeros(len(parts), len(bands), self.W.numel())
         flat_u, flat_a, of_jobs = _flat(g_u), _flat(g_a), g_W.numpy()
-        rest = (*map(_flat, (*given, self.u, self.W, *inputs)), *self.common, agree, equal)
+        of_windows = map(_filled, given), (self.u, self.W), map(_filled, inputs)
+        rest = (*map(_flat, chain(*of_windows)), *self.common, agree, equal)
         jobs = [
             (*tiles, *band, flat_u, flat_a, of_job, *of_tiles, *rest)
             for tiles, of_part in zip(parts, of_jobs, strict=True)
             for band, of_job, of_tiles in zip(bands, of_part, self._slices(sums, tiles), strict=True)
         ]
         run(_moments_backward, jobs)
-        of_windows = [self.u.new_zeros(0) for _ in range(3)] if equal else self._added(bands, sums)
-        return g_u, g_W.sum((0, 1)).view_as(self.W), g_a, *of_windows
+        found = [self.u.new_zeros(0) for _ in range(3)] if equal else self._added(bands, sums)
+        g_u, g_a = (x[..., : self.lanes].contiguous() for x in (g_u, g_a))
+        return g_u, g_W.sum((0, 1)).view_as(self.W), g_a, *found
 
     def _bands(self, count: int) -> list[Band]:
         """Ranges of cells, each with the range of windows that see any of them."""
@@ -451,8 +458,14 @@ class FusedGrid:
 
     def _added(self, bands: Sequence[Band], sums: Sequence[Sums]) -> Sums:
         """The sums of all bands, in order."""
-        S, one, two = (self.u.new_zeros(len(part), self.windows, *part.shape[2:]) for part in sums[0])
+        S, one, two = (self.u.new_zeros(len(part), self.windows, *part.shape[2:-1], self.lanes) for part in sums[0])
         for (*_, low, high), parts in zip(bands, sums, strict=True):
             for total, part in zip((S, one, two), parts, strict=True):
-                total[:, low:high] += part
+                total[:, low:high] += part[..., : self.lanes]
         return S, one, two
+
+
+def _filled(x: Tensor) -> Tensor:
+    """(…, lane) with all lanes; those that are added are zero."""
+    missing = LANES - x.shape[-1]
+    return F.pad(x, (0, missing)) if missing and x.numel() else x
