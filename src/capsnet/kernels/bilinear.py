@@ -270,6 +270,11 @@ def _length(plan: Algorithm, keep: bool, unit: int) -> int:
     return (sum if keep else max)(len(phase.B) for phase in plan.phases) * unit
 
 
+def keeps_filters(dtype: torch.dtype) -> bool:
+    """Whether U = G·w is kept for the backward pass: float32 computes it again as fast as it fetches it."""
+    return dtype != torch.float32
+
+
 def multiply(
     plan: Algorithm, weight: Tensor, rows: int, image: Callable[[Phase], Tensor], keep: Sequence[bool]
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -279,6 +284,7 @@ def multiply(
     and that of the image U.
     """
     o, c = weight.shape[:2]
+    keep = keep[0], keep[1] and keeps_filters(plan.dtype)
     empty, taps = plan.phases[0].G.new_empty, _by_tap(weight, plan.dtype)
     buffers = [empty(_length(plan, kept, unit)) for kept, unit in zip(keep, (rows * c, o * c), strict=True)]
     total = empty((plan.products, rows, o), dtype=torch.float32)
@@ -318,6 +324,7 @@ def multiply_backward(
         for flat, unit in zip(kept, (rows * c, o * c), strict=True)
     ]
     grad_taps = empty((*weight.shape[2:], o * c) if weight_wanted else 0)
+    taps = _by_tap(weight, plan.dtype) if take and not keeps_filters(plan.dtype) else None
     for phase, V, U, grad_V, grad_U in zip(plan.phases, *parts, *grads, strict=True):
         part = total[phase.products]
         if weight_wanted:
@@ -325,6 +332,8 @@ def multiply_backward(
             place = _of_phase(grad_taps, plan, phase)
             place.copy_(mm(phase.G.T, grad_U).view(place.shape))
         if take:
+            if taps is not None:
+                U = mm(phase.G, _of_phase(taps, plan, phase).flatten(0, 1), out=grad_U)
             bmm(part, U.view(-1, o, c), out=grad_V.view(-1, rows, c))
             take(phase, mm(phase.B.T, grad_V))
     return _by_filter(grad_taps, weight.shape) if weight_wanted else weight.new_empty(0)

@@ -18,8 +18,8 @@ with constant matrices: G transforms the taps of a filter, B the positions of an
 
 The total is 49 M instead of 191 M at b = 128, 3.9 times fewer. The backward pass uses the transposed matrices. In
 float32 the result is as accurate as a float32 sum of 20736 products: the relative error is 1e-6 for the output and
-3e-6 for the gradients. Only the constants are cached between calls. The backward pass keeps B·x instead of x, and G·w
-if the gradient of x is wanted: six times the size of the weights, whatever the batch size.
+3e-6 for the gradients. Only the constants are cached between calls. The backward pass keeps B·x instead of x, and in
+bfloat16 G·w, too, if the gradient of x is wanted: six times as many numbers as weights, whatever the batch size.
 
 Large images are cut into tiles, which are treated as images. `best_tile` compares the estimated cost with that of the
 plain convolution. `stem` fuses this convolution with the convolution and ReLU before it.
@@ -41,6 +41,7 @@ from capsnet.kernels.bilinear import (
     Pair,
     Phase,
     algorithm,
+    keeps_filters,
     multiply,
     multiply_backward,
     phase_sizes,
@@ -150,7 +151,8 @@ def kept_sizes(
     """How many numbers of the transformed inputs and filters are kept."""
     o, c, *kernel = weight.shape
     products = sum(m for m, _ in phase_sizes((kernel[0], kernel[1]), stride, tile, precision))
-    return products * rows * c * keep[0], products * o * c * keep[1]
+    filters = keep[1] and keeps_filters(PRECISIONS[precision].dtype)
+    return products * rows * c * keep[0], products * o * c * filters
 
 
 @torch.library.custom_op("capsnet::bilinear_conv2d_backward", mutates_args=())
