@@ -23,6 +23,7 @@ EXPERIMENTS = {
     "affine": "affine.Affine",
     "affine-causes": "affine_causes.AffineCauses",
     "iterations": "iterations.Iterations",
+    "couplings": "couplings.Couplings",
     "small-data": "small_data.SmallData",
     "parts": "parts.Parts",
     "cifar10": "cifar10.Cifar10",
