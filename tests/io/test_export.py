@@ -40,7 +40,7 @@ BRANCHED = BranchedConfig(
     routing=DynamicOptions(bias=True),
 )  # fmt: skip
 STACKED = replace(
-    TINY, shared=True, primary_factor=True, hidden_caps=((6, 7),), decoder=(),
+    TINY, shared=True, primary_factor=True, primary_squash=False, hidden_caps=((6, 7),), decoder=(),
     routing=DynamicOptions(leaky=True, detach=True),
 )  # fmt: skip
 ONCE = replace(

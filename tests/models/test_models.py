@@ -23,7 +23,7 @@ from capsnet.models.capsnet import CapsNet
 from capsnet.models.cnn import CNN
 from capsnet.models.config import CapsNetConfig, CNNConfig, LossConfig, ModelConfig
 from capsnet.models.registry import build, parameters
-from capsnet.nn.functional import mask
+from capsnet.nn.functional import mask, squash
 from capsnet.nn.layers import DenseCaps
 from capsnet.nn.losses import margin_loss, reconstruction_loss
 from capsnet.routing import DynamicOptions, options_for
@@ -63,7 +63,9 @@ def test_the_papers_network_has_the_papers_shapes() -> None:
     st.integers(1, 4),
     st.sampled_from([(), ((5, 3),), ((4, 2), (3, 7))]),
     st.sampled_from([(), (5,), (6, 7)]),
-    st.fixed_dictionaries({name: st.booleans() for name in ("shared", "stem_norm", "primary_factor")}),
+    st.fixed_dictionaries(
+        {name: st.booleans() for name in ("shared", "stem_norm", "primary_factor", "primary_squash")}
+    ),
     st.fixed_dictionaries({name: st.booleans() for name in ("leaky", "bias", "detach")}),
 )
 @settings(max_examples=30)
@@ -94,6 +96,18 @@ def test_any_image_size_channels_classes_and_depth_work(
         assert decoded.shape == images.shape
     output.activations.sum().backward()
     assert all(p.grad is not None for name, p in model.named_parameters() if not name.startswith("decoder"))
+
+
+def test_primary_capsules_keep_the_lengths_of_the_convolution_unless_they_are_squashed() -> None:
+    squashed, free = tiny(), tiny(primary_squash=False)
+    free.load_state_dict(squashed.state_dict())
+    images = 9 * torch.rand(2, *TINY.image_shape)
+    found = free(images).primary
+    assert found is not None
+    assert found.norm(dim=-1).detach().max() > 1
+    torch.testing.assert_close(squash(found), squashed(images).primary)
+    assert "not squashed" in free.describe()
+    assert "not squashed" not in squashed.describe()
 
 
 def test_the_choices_of_the_config_reach_the_layers() -> None:

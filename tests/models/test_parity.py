@@ -25,7 +25,7 @@ SMALL = CapsNetConfig(stem_channels=(128,), primary_types=16, decoder=(64,))
 LARGER = replace(SMALL, image_shape=(1, 36, 36), stem_channels=(64,), primary_types=8)
 OPTIONS: list[dict[str, Any]] = [
     {"routing": DynamicOptions(leaky=True)}, {"routing": DynamicOptions(bias=True)},
-    {"routing": DynamicOptions(detach=True)}, {"shared": True}, {"primary_factor": True},
+    {"routing": DynamicOptions(detach=True)}, {"shared": True}, {"primary_factor": True}, {"primary_squash": False},
     {"routing": DynamicOptions(leaky=True, bias=True), "shared": True, "hidden_caps": ((20, 12),)},
     *({"routing": DynamicOptions(iterations=r)} for r in (1, 2, 4)),
 ]  # fmt: skip

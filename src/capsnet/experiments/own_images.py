@@ -1,4 +1,4 @@
-"""Which network suits a small folder of images? Four candidates on three folders, judged on validation images.
+"""Which network suits a small folder of images? Five candidates on three folders, judged on validation images.
 
 The folders are synthetic scans (400 grey images in two classes, as in `small-data`), photographs (a tenth of CIFAR-10)
 and drawn shapes (400 colour images in four classes). All candidates are trained with the settings of the `own-images`
@@ -38,10 +38,11 @@ SHAPES = ("disc", "triangle", "star", "ring")
 CANDIDATES = {
     "capsules": "CapsNet, convolutional stem",
     "residual": "CapsNet, residual stem",
+    "unsquashed": "CapsNet, residual stem, primary capsules not squashed",
     "cnn": "CNN of similar size",
     "resnet": "residual stem, linear layer",
 }
-CAPSULES = ("capsules", "residual")
+CAPSULES = ("capsules", "residual", "unsquashed")
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ class OwnImages(Experiment):
     name = "own-images"
     title = "Small folders of images"
     question = (
-        "Which network should be the default for a small folder of images? Two capsule networks and two networks "
+        "Which network should be the default for a small folder of images? Three capsule networks and two networks "
         "without capsules are trained with the settings of the own-images preset on 400 synthetic scans, 400 drawn "
         "shapes and 5,000 photographs, and judged on 1,000 validation images each. The test images are not used."
     )
@@ -121,7 +122,7 @@ def config_of(folder: Folder, name: str, place: Path, budget: Budget, seed: int)
     if budget != "smoke":
         return config
     blocks = {"stem_channels": (4, 8), "stem_kernels": (3, 3), "stem_strides": (4, 2)}
-    residual = name in ("residual", "resnet")
+    residual = name in ("residual", "unsquashed", "resnet")
     small = with_model(config, **blocks) if residual else tiny(config)
     return replace(small, train_limit=20, batch_size=10, epochs=1, validation=config.validation)
 
@@ -135,8 +136,9 @@ def candidate(folder: Folder, name: str) -> ModelConfig:
         ours = OWN_IMAGES_NETWORK
         blocks = ours.stem_channels, ours.stem_kernels, ours.stem_strides
         return ResNetConfig(capsules.image_shape, capsules.num_classes, *blocks)
-    if name == "residual":
-        return replace(OWN_IMAGES_NETWORK, image_shape=capsules.image_shape, num_classes=capsules.num_classes)
+    if name in ("residual", "unsquashed"):
+        sizes = {"image_shape": capsules.image_shape, "num_classes": capsules.num_classes}
+        return replace(OWN_IMAGES_NETWORK, **sizes, primary_squash=name == "residual")  # type: ignore[arg-type]
     return capsules
 
 

@@ -78,7 +78,8 @@ class CapsNet(Model):
         c = self.config
         return PrimaryCaps(
             channels, c.primary_types, c.primary_dim, c.primary_kernel, c.primary_stride,
-            factor=1 / c.primary_types if c.primary_factor else 1.0, init=c.init, device=device, dtype=dtype,
+            factor=1 / c.primary_types if c.primary_factor else 1.0, squashed=c.primary_squash, init=c.init,
+            device=device, dtype=dtype,
         )  # fmt: skip
 
     def train(self, mode: bool = True) -> Self:
@@ -145,7 +146,8 @@ class CapsNet(Model):
     def describe(self) -> str:
         c = self.config
         parts = [describe_image(c.image_shape), *self.describe_stem()]
-        parts.append(f"primary capsules: {c.primary_types} types of {c.primary_dim}-D on {self.grid[0]}×{self.grid[1]}")
+        grid, kept = f"{self.grid[0]}×{self.grid[1]}", "" if c.primary_squash else ", not squashed"
+        parts.append(f"primary capsules: {c.primary_types} types of {c.primary_dim}-D on {grid}{kept}")
         parts += [f"{number} capsules of {dim}-D" for number, dim in c.hidden_caps]
         parts.append(f"{c.num_classes} class capsules of {c.class_dim}-D, {c.routing.describe()}")
         parts += ["decoder " + ", ".join(map(str, c.decoder))] if c.decoder else []

@@ -80,6 +80,8 @@ class CapsNetConfig(ModelConfig):
     """Stride of the primary capsules' convolution."""
     primary_factor: bool = False
     """Multiply the primary capsules' convolution by 1/types, as the authors' code does."""
+    primary_squash: bool = True
+    """Squash the primary capsules, as the paper does. If they keep their lengths, an object can outvote clutter."""
     hidden_caps: tuple[tuple[int, int], ...] = ()
     """Capsule layers between primary and class capsules: (capsules, dimension) of each layer."""
     class_dim: int = 16

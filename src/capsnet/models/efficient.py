@@ -90,7 +90,7 @@ class EfficientCapsNet(CapsNet):
         c = self.config
         factor = 1 / c.primary_types if c.primary_factor else 1.0
         sizes = c.primary_types, c.primary_dim, c.primary_kernel, c.primary_stride
-        return DepthwiseCaps(*sizes, factor=factor, init=c.init, device=device, dtype=dtype)
+        return DepthwiseCaps(*sizes, factor=factor, squashed=c.primary_squash, init=c.init, device=device, dtype=dtype)
 
     def make_stem(self, device: torch.device | None, dtype: torch.dtype | None) -> nn.Sequential:
         c, layers, before = self.config, list[nn.Module](), self.config.image_shape[0]

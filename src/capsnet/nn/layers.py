@@ -65,9 +65,9 @@ class PrimaryCaps(nn.Module):
 
     (b, c, h, w) → (b, h' w' types, dim), or (b, h', w', types, dim) with `grid`. Eight CHANNELS at one position form a
     capsule, never eight pixels. `factor` multiplies the convolution before bias and squash; the authors' code uses
-    1/types. `groups` are those of the convolution. With `activations` each capsule has one channel more, whose sigmoid
-    is its activation; poses are then not squashed, and `Capsules(poses, activations)` are returned, as EM routing of
-    matrix poses wants them.
+    1/types. `groups` are those of the convolution. If not `squashed`, poses are as long as the convolution makes them.
+    With `activations` each capsule has one channel more, whose sigmoid is its activation; poses are then not squashed,
+    and `Capsules(poses, activations)` are returned, as EM routing of matrix poses wants them.
 
     >>> PrimaryCaps(256, types=32, dim=8)(torch.randn(2, 256, 20, 20)).shape
     torch.Size([2, 1152, 8])
@@ -87,6 +87,7 @@ class PrimaryCaps(nn.Module):
         *,
         groups: int = 1,
         factor: float = 1.0,
+        squashed: bool = True,
         grid: bool = False,
         activations: bool = False,
         init: Init = "default",
@@ -96,6 +97,7 @@ class PrimaryCaps(nn.Module):
         super().__init__()
         check_init(init)
         self.types, self.dim, self.factor, self.grid, self.activations = types, dim, factor, grid, activations
+        self.squashed = squashed
         std = 0.1 if init == "official" else None
         channels = types * (dim + activations)
         where: dict[str, Any] = {"device": device, "dtype": dtype}
@@ -109,12 +111,13 @@ class PrimaryCaps(nn.Module):
         return self.to_capsules(self.conv(x))
 
     def to_capsules(self, s: Tensor) -> Tensor | Capsules:
-        """Channels of the convolution's output (b, types dim, h', w') as squashed capsules (b, h' w' types, dim)."""
+        """Channels of the convolution's output (b, types dim, h', w') as capsules (b, h' w' types, dim)."""
         if self.factor != 1.0 and self.conv.bias is not None:
             s = s * self.factor + (1 - self.factor) * self.conv.bias.view(-1, 1, 1)  # factor · conv(x) + bias
         channels = s.permute(0, 2, 3, 1)  # b h w (type p)
         if not self.activations:
-            return self._listed(self.squash(channels.unflatten(-1, (-1, self.dim))))
+            s = channels.unflatten(-1, (-1, self.dim))
+            return self._listed(self.squash(s) if self.squashed else s)
         poses, a = channels.split([self.types * self.dim, self.types], -1)
         return Capsules(self._listed(poses.unflatten(-1, (-1, self.dim))), self._listed(a.sigmoid()))
 
@@ -137,6 +140,7 @@ class PrimaryCaps(nn.Module):
 
     def extra_repr(self) -> str:
         extra = "".join(f", {name}" for name in ("grid", "activations") if getattr(self, name))
+        extra += "" if self.squashed else ", squashed=False"
         return f"types={self.types}, dim={self.dim}, factor={self.factor:g}{extra}"
 
 

@@ -31,6 +31,7 @@ OWN_IMAGES_NETWORK = replace(
     stem_strides=(1, 2, 1, 2, 2),
     primary_types=16,
     primary_kernel=2,
+    primary_squash=False,
     shared=True,
 )
 
