@@ -158,7 +158,8 @@ def own_images() -> Config:
 def paper() -> Config:
     """The network of the paper's text: 8,215,568 parameters, Adam, margin loss summed over the classes, shifts of up to
     2 px. 11,700 steps of 0.29 s on two cores: about 57 minutes. In float32, as in the paper, so that results do not
-    depend on the processor.
+    depend on the processor. In bfloat16, with a one-cycle rate and no validation images, one seed of this network has a
+    test error of 0.34 % after as many epochs (`capsnet reproduce table1 --budget day`).
 
     `capsnet train --preset paper`
     """
