@@ -7,7 +7,7 @@ from dataclasses import fields
 import pytest
 
 from capsnet.experiments.core.plan import Record
-from capsnet.experiments.couplings import BASE, CHANGES, Couplings
+from capsnet.experiments.couplings import BASE, CHANGES, RATE, Couplings
 from capsnet.models.registry import parameters
 
 ROWS = {row.method: row.config for row in Couplings().rows("day", seed=0)}
@@ -20,6 +20,7 @@ def test_a_row_differs_from_the_base_in_one_setting(name: str) -> None:
     assert row is not None
     pairs = [(row, base), (row.model, base.model)]
     changed = {f.name for a, b in pairs for f in fields(b) if getattr(a, f.name) != getattr(b, f.name)} - {"model"}
+    assert row.lr == base.lr == RATE
     kind = CHANGES[name].kind
     assert (
         changed
@@ -46,16 +47,28 @@ def record(method: str, seed: int, error: float, entropy: float) -> Record:
     return Record(method=method, seed=seed, shown=shown, outcome={"error_percent": error, "entropy_percent": entropy})
 
 
-def test_findings_name_the_sharper_ones_with_a_lower_and_a_higher_error() -> None:
-    records = [
+def records_of(errors: dict[str, tuple[float, float]], seeds: int = 3) -> list[Record]:
+    return [
         record(method, seed, error + 0.01 * seed, entropy)
-        for method, error, entropy in (
-            (BASE, 12.0, 99.0), ("em", 14.0, 20.0), ("self-attention", 11.0, 5.0), ("uniform", 13.0, 100.0),
-        )
-        for seed in range(3)
-    ]  # fmt: skip
-    (finding,) = Couplings().findings(records)
-    assert finding == (
-        "The unchanged network's couplings have 99.0 % of the maximum entropy. Sharper than that, with a lower error "
-        "beyond chance: self-attention (5.0 %); higher error beyond chance: em (20.0 %)."
-    )
+        for method, (error, entropy) in errors.items()
+        for seed in range(seeds)
+    ]
+
+
+def test_findings_say_which_sharper_and_less_sharp_ones_have_which_error() -> None:
+    errors = {BASE: (12.0, 99.0), "em": (14.0, 20.0), "self-attention": (11.0, 5.0), "types-4": (12.0, 97.0),
+              "uniform": (13.0, 100.0), "epochs-18": (11.0, 98.95)}  # fmt: skip
+    assert Couplings().findings(records_of(errors)) == [
+        "The unchanged network's couplings have 99.0 % of the maximum entropy.",
+        "Changes with sharper couplings, with their entropy. A lower error beyond chance: self-attention (5.0 %); "
+        "a higher error beyond chance: em (20.0 %); too close to call: 4 types of 32-D (97.0 %).",
+        "Changes with less sharp couplings, with their entropy. A higher error beyond chance: uniform (100.0 %).",
+        "Of 5 intervals at 95 %, about 0.2 would exclude zero by chance alone.",
+    ]
+
+
+def test_a_single_seed_is_too_close_to_call_and_nothing_is_said_without_the_base() -> None:
+    errors = {BASE: (12.0, 99.0), "em": (14.0, 20.0)}
+    assert "with their entropy. Too close to call: em (20.0 %)." in Couplings().findings(records_of(errors, 1))[1]
+    assert Couplings().findings(records_of({"em": (14.0, 20.0)})) == []
+    assert Couplings().pictures(records_of({"em": (14.0, 20.0)})) == {}

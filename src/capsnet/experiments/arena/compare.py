@@ -158,8 +158,11 @@ def verdict(data: str, records: Sequence[Record]) -> str:
 
 def caution(records: Sequence[Record]) -> str:
     """How many of the intervals would exclude zero by chance alone."""
-    compared = {r.method for r in records if r.shown["routing"] != CONTROL}
-    return f"Of {len(compared)} intervals at 95 %, about {0.05 * len(compared):.1f} would exclude zero by chance alone."
+    return by_chance(len({r.method for r in records if r.shown["routing"] != CONTROL}))
+
+
+def by_chance(intervals: int) -> str:
+    return f"Of {intervals} intervals at 95 %, about {0.05 * intervals:.1f} would exclude zero by chance alone."
 
 
 def rates_at_the_edge(records: Sequence[Record]) -> list[str]:
