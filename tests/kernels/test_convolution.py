@@ -387,6 +387,13 @@ def test_the_operators_keep_pytorchs_rules_for_operators(precision: str, keep: l
     torch.library.opcheck(stem._stem, (x, weight, bias, weight2, bias2, [1, 2], precision, keep))
 
 
+def test_the_transform_of_the_filters_is_kept_in_bfloat16_only() -> None:
+    x, weight = torch.randn(3, 8, 12, 12), torch.randn(6, 8, 3, 3)
+    for precision, kept in (("exact", False), ("bf16", True)):
+        U = convolution._conv(x, weight, None, 2, [5, 5], precision, [True, True])[2]
+        assert (U.numel() > 0) == kept
+
+
 def test_a_second_backward_pass_gives_the_same_gradients(always_fast: None) -> None:
     """What the forward pass keeps is not overwritten."""
     x, weight1, bias1 = tensors(2, 3, 4, 9, 9, 5, 5)

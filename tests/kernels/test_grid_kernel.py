@@ -62,6 +62,24 @@ def test_the_loops_equal_the_plain_form_with_all_gradients(
         torch.testing.assert_close(one, other, rtol=2e-4, atol=2e-5 * max(1.0, other.abs().max().item()))
 
 
+@pytest.mark.parametrize("b", [1, 15, 16, 33])
+@pytest.mark.parametrize("routing", ["em", "dynamic"])
+def test_every_size_of_a_batch_fills_its_tiles(routing: str, b: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    layer = ConvCaps(2, 16, 3, 16, 3, 2, routing=routing, matrix=True)
+    poses = 0.3 * torch.randn(b, 5, 5, 2, 16)
+    a = torch.rand(b, 5, 5, 2) if layer.routing.own_activations else None
+    with dispatch.plain():
+        expected = results(layer, poses, a)
+    monkeypatch.setattr(dispatch, "grid_pays", lambda *_: True)
+    for one, other in zip(results(layer, poses, a), expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=2e-4, atol=2e-5 * max(1.0, other.abs().max().item()))
+
+
+def test_stored_examples_are_counted_by_tiles() -> None:
+    assert [dispatch.tiled_examples(b) for b in (1, 15, 16, 17, 32)] == [1, 15, 16, 32, 32]
+
+
 @pytest.mark.parametrize("routing", ["em", "dynamic"])
 def test_tiles_that_share_a_job_keep_their_sums_apart(routing: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the gradients on W are large, a job of the backward pass has several tiles of sixteen examples."""
@@ -156,11 +174,12 @@ def test_memory_is_not_that_of_the_votes() -> None:
     assert sum(kept) < 16 * 36 * 72 * 16 * 16  # votes of the batch
 
 
+@pytest.mark.parametrize("lanes", [1, 5, 16])
 @pytest.mark.parametrize("equal", [True, False])
-def test_the_operators_keep_pytorchs_rules_for_operators(equal: bool) -> None:
+def test_the_operators_keep_pytorchs_rules_for_operators(equal: bool, lanes: int) -> None:
     torch.manual_seed(0)
-    u, W, windows = torch.randn(1, 6, 1, 4, 16), torch.randn(2, 3, 4, 4), Windows.one(3)
-    a, k, V, P = (torch.rand(1, *size, 16) for size in ((6,), (1, 3), (1, 3, 4), (1, 3, 4)))
+    u, W, windows = torch.randn(1, 6, 1, 4, lanes), torch.randn(2, 3, 4, 4), Windows.one(3)
+    a, k, V, P = (torch.rand(1, *size, lanes) for size in ((6,), (1, 3), (1, 3, 4), (1, 3, 4)))
     places = (windows.starts, windows.window, windows.block)
     known = (k, V, P) if equal else tuple(x.requires_grad_() for x in (k, V, P))
     torch.library.opcheck(grid.moments, (u.requires_grad_(), W.requires_grad_(), a, *known, *places, equal))

@@ -278,10 +278,10 @@ def keeps_filters(dtype: torch.dtype) -> bool:
 def multiply(
     plan: Algorithm, weight: Tensor, rows: int, image: Callable[[Phase], Tensor], keep: Sequence[bool]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Y = A·[(G·w) ⊙ (B·x)]: (outputs, rows·o); and V = B·x and U = G·w of all phases, flat, where they are to be kept.
+    """Y = A·[(G·w) ⊙ (B·x)]: (outputs, rows·o); and V = B·x and U = G·w of all phases, flat, where they are kept.
 
     image(phase) is x: (inputs, rows·c), where a row is an image or a tile of one. The gradient of the weight needs V,
-    and that of the image U.
+    and that of the image U, which is kept as far as `keeps_filters`.
     """
     o, c = weight.shape[:2]
     keep = keep[0], keep[1] and keeps_filters(plan.dtype)

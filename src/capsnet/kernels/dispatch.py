@@ -326,7 +326,7 @@ def windows_of(cell: Tensor, filled: Tensor, cells: int) -> Any:
 
 
 def tiled_examples(b: int) -> int:
-    """How many examples the kernel for grids stores for a batch of b: all tiles but a single one are filled up."""
+    """How many examples the kernel for grids stores for a batch of b: from sixteen on, the last tile is filled up."""
     return b if b < LANES else -(-b // LANES) * LANES
 
 

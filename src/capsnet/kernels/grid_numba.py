@@ -14,7 +14,7 @@ own, and the bands are added in a fixed order: results are the same bits whateve
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
 
 import numpy as np
@@ -364,8 +364,8 @@ Sums = tuple[Tensor, Tensor, Tensor]
 class FusedGrid:
     """`capsnet.kernels.grid.moments` and `attend`, and their gradients, for float32 on a CPU.
 
-    Tensors have the layouts of this file; one tile may have fewer lanes. With `equal`, all parents get equal shares,
-    and k, μ and P (or V) are not read.
+    Tensors have the layouts of this file; if there is a single tile, it may have fewer lanes. With `equal`, all parents
+    get equal shares, and k, μ and P (or V) are not read.
     """
 
     def __init__(self, u: Tensor, W: Tensor, starts: Tensor, window: Tensor, block: Tensor, windows: int) -> None:
@@ -403,7 +403,7 @@ class FusedGrid:
     def _forward(self, inputs: tuple[Tensor, ...], agree: bool, equal: bool) -> Sums:
         bands = self._bands(-(-JOBS // self.tiles))
         sums = [self._sums(self.tiles, band, agree) for band in bands]
-        rest = (*map(_flat, (self.u, self.W, *map(_filled, inputs))), *self.common, agree, equal)
+        rest = (*map(_flat, (self.u, self.W, *_read(inputs, equal))), *self.common, agree, equal)
         jobs = [
             (tile, *band[:3], *of_tiles, *rest)
             for tile in range(self.tiles)
@@ -422,8 +422,8 @@ class FusedGrid:
         g_u, g_a = torch.zeros_like(self.u), self.u.new_zeros(*self.u.shape[:2], LANES)
         g_W = self.W.new_zeros(len(parts), len(bands), self.W.numel())
         flat_u, flat_a, of_jobs = _flat(g_u), _flat(g_a), g_W.numpy()
-        of_windows = map(_filled, given), (self.u, self.W), map(_filled, inputs)
-        rest = (*map(_flat, chain(*of_windows)), *self.common, agree, equal)
+        arrays = chain(map(_filled, given), (self.u, self.W), _read(inputs, equal))
+        rest = (*map(_flat, arrays), *self.common, agree, equal)
         jobs = [
             (*tiles, *band, flat_u, flat_a, of_job, *of_tiles, *rest)
             for tiles, of_part in zip(parts, of_jobs, strict=True)
@@ -465,7 +465,14 @@ class FusedGrid:
         return S, one, two
 
 
+def _read(inputs: tuple[Tensor, ...], equal: bool) -> Iterator[Tensor]:
+    """What the loops read of a, k, μ and P, with all lanes: for equal shares nothing but a."""
+    a, *of_windows = inputs
+    yield _filled(a)
+    yield from (x.new_empty(0) if equal else _filled(x) for x in of_windows)
+
+
 def _filled(x: Tensor) -> Tensor:
-    """(…, lane) with all lanes; those that are added are zero."""
+    """(…, lane) with zeros in the lanes that are missing."""
     missing = LANES - x.shape[-1]
     return F.pad(x, (0, missing)) if missing and x.numel() else x

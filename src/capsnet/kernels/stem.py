@@ -68,7 +68,7 @@ def _stem(
     """The result; and the hidden layer, phase by phase, its transform and that of the second filters.
 
     keep says whether weight2 wants a gradient, for which that transform is kept, and whether anything before it does,
-    for which the other two are.
+    for which the hidden layer is and, as far as `keeps_filters`, the transform of the filters.
     """
     b, c, out = len(x), len(weight1), _stem_out(x, weight1, weight2, strides)
     plan = plan_for(weight2, strides[1], list(out), precision)
