@@ -25,6 +25,7 @@ from capsnet.lab.models import Shelf
 from capsnet.lab.samples import centred
 from capsnet.lab.server import read_photo
 from capsnet.models.base import Divided, Model
+from capsnet.nn import functional
 from capsnet.nn.layers import DenseCaps
 from lab_both import *  # noqa: F403
 from lab_page import NAME, PATIENCE, Opened, Watch, settle
@@ -124,17 +125,23 @@ def layers_of(name: str, matrix: bool) -> tuple[DenseCaps, ...]:
     return layers
 
 
-@pytest.mark.parametrize("matrix", [False, True])
-def test_every_algorithm_routes_layers_as_python_does(page: Page, lab: Host, matrix: bool) -> None:
-    """Shared transformations, hidden capsules, learnt parameters and matrix poses, which no shipped model has."""
+@pytest.mark.parametrize(("matrix", "squashed"), [(False, True), (True, True), (False, False)])
+def test_every_algorithm_routes_layers_as_python_does(page: Page, lab: Host, matrix: bool, squashed: bool) -> None:
+    """Shared transformations, hidden capsules, learnt parameters, matrix poses and lower capsules of any length, which
+    no shipped model has."""
     torch.manual_seed(0)
-    folder = lab.folder / f"expected-layers-{matrix}"
+    folder = lab.folder / f"expected-layers-{matrix}-{squashed}"
     folder.mkdir()
     for k, name in enumerate(graphs.ROUTINGS):
         layers = layers_of(name, matrix)
-        primary = 0.3 * torch.randn(1, 12, 16 if matrix else 8)
+        primary = (0.3 if squashed else 0.6) * torch.randn(1, 12, 16 if matrix else 8)
+        lower = (
+            None
+            if squashed or not layers[0].routing.own_activations
+            else functional.lengths(functional.squash(primary))
+        )
         with torch.inference_mode():
-            hidden = layers[0].route(primary)
+            hidden = layers[0].route(primary, lower)
             own = hidden.activations if layers[0].routing.own_activations else None
             routed = layers[1].route(hidden.poses, own, trace=True)
         ranking = routed.activations[0].argsort(descending=True).tolist()
@@ -142,7 +149,7 @@ def test_every_algorithm_routes_layers_as_python_does(page: Page, lab: Host, mat
         arrays = {"primary": primary[0], "activations": routed.activations[0], "poses": routed.poses[0]}
         arrays |= inference.traced(routed.trace, ranking[0])
         (folder / f"{k}.frame").write_bytes(protocol.pack({"ranking": ranking, "focus": ranking[0]}, arrays))
-        parts = Divided(lambda images: (), (layers,))
+        parts = Divided(lambda images: (), (layers,), squashed)
         (folder / f"{k}.layers").write_bytes(graphs.to_layers(parts))
     check_differences(page.evaluate(COMPARE, ["", folder.name, len(graphs.ROUTINGS), {}]))
 

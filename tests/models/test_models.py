@@ -23,7 +23,7 @@ from capsnet.models.capsnet import CapsNet
 from capsnet.models.cnn import CNN
 from capsnet.models.config import CapsNetConfig, CNNConfig, LossConfig, ModelConfig
 from capsnet.models.registry import build, parameters
-from capsnet.nn.functional import mask, squash
+from capsnet.nn.functional import Capsules, lengths, mask, squash
 from capsnet.nn.layers import DenseCaps
 from capsnet.nn.losses import margin_loss, reconstruction_loss
 from capsnet.routing import DynamicOptions, options_for
@@ -108,6 +108,20 @@ def test_primary_capsules_keep_the_lengths_of_the_convolution_unless_they_are_sq
     torch.testing.assert_close(squash(found), squashed(images).primary)
     assert "not squashed" in free.describe()
     assert "not squashed" not in squashed.describe()
+
+
+@pytest.mark.parametrize("name", ["em", "vb", "self-routing"])
+def test_long_primary_capsules_are_as_active_as_squashed_ones(name: str) -> None:
+    model = tiny(primary_squash=False, routing=options_for(name))
+    images = 9 * torch.rand(2, *TINY.image_shape)
+    primary = model.primary_capsules(images)
+    seen = model.with_activations(primary)
+    assert isinstance(seen, Capsules)
+    torch.testing.assert_close(seen.activations, lengths(squash(primary)))
+    assert seen.activations.detach().max() < 1 < primary.norm(dim=-1).detach().max()
+    expected = model.caps[0].route(primary, seen.activations).activations  # type: ignore[operator, union-attr]
+    for found in (model(images), model(images, trace=True)):
+        torch.testing.assert_close(found.activations, expected)
 
 
 def test_the_choices_of_the_config_reach_the_layers() -> None:

@@ -160,7 +160,7 @@ def chosen(groups: dict[str, list[Record]]) -> str:
     if not math.isfinite(means[best] + means[other]):
         return ""
     return (
-        f"Mean over the folders: the better capsule network is the one with the "
+        f"Mean over the folders: the best capsule network is the one with the "
         f"{CANDIDATES[best].removeprefix('CapsNet, ')} ({means[best]:.2f} %); the better network without capsules has "
         f"{means[other]:.2f} % ({CANDIDATES[other]})."
     )

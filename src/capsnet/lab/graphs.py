@@ -75,7 +75,7 @@ def to_graph(model: Model) -> bytes:
 
 def to_layers(parts: Divided) -> bytes:
     """The capsule layers of every branch as a frame: W and the parameters of the routing."""
-    header = {"branches": [[about(layer) for layer in layers] for layers in parts.branches]}
+    header = {"branches": [[about(layer) for layer in layers] for layers in parts.branches], "squashed": parts.squashed}
     arrays: dict[str, Tensor] = {}
     for g, layers in enumerate(parts.branches):
         for n, layer in enumerate(layers):

@@ -60,6 +60,7 @@ class Divided(NamedTuple):
 
     primary: Callable[[Tensor], tuple[Tensor, ...]]  # images → the primary capsules (b, i, p) of each branch
     branches: tuple[tuple[DenseCaps, ...], ...]  # the capsule layers after it
+    squashed: bool = True  # whether the lengths of primary capsules are activations, or those of squashed ones are
 
 
 class Model(nn.Module):

@@ -145,7 +145,8 @@ class BranchedCapsNet(CapsNet):
             features = self.trunk(images)
             return tuple(capsules for part in parts for capsules in part.primary(features))
 
-        return Divided(primary, tuple(layers for part in parts for layers in part.branches))
+        branches = tuple(layers for part in parts for layers in part.branches)
+        return Divided(primary, branches, self.config.primary_squash)
 
     def describe_stem(self) -> list[str]:
         stem = describe_stem(self.config, self.trunk)

@@ -114,10 +114,18 @@ class CapsNet(Model):
 
     def of_primary(self, primary: Tensor) -> Output:
         """The output for primary capsules (b, i, p)."""
-        capsules = self.caps(primary)  # called as modules, because hooks and pruning rely on that
+        capsules = self.caps(self.with_activations(primary))  # called as modules: hooks and pruning rely on that
         if isinstance(capsules, Capsules):
             return Output(capsules.activations, capsules.poses, primary)
         return Output(lengths(capsules), capsules, primary)
+
+    def with_activations(self, primary: Tensor) -> Tensor | Capsules:
+        """Primary capsules that are not squashed, with the lengths of squashed ones as their activations."""
+        first = self.caps[0]
+        assert isinstance(first, DenseCaps)
+        if self.config.primary_squash or not first.routing.own_activations:
+            return primary
+        return Capsules(primary, lengths(self.primary.squash(primary)))
 
     def primary_capsules(self, images: Tensor) -> Tensor:
         """(b, c, h, w) → (b, i, p); the kernels know the layers of our own stems only."""
@@ -127,7 +135,8 @@ class CapsNet(Model):
 
     def _routed(self, primary: Tensor, trace: bool, options: Mapping[str, Any]) -> Output:
         """The capsule layers with other options, or with the trace of the last one."""
-        poses, activations = primary, None
+        lower = self.with_activations(primary)
+        poses, activations = lower if isinstance(lower, Capsules) else (lower, None)
         for depth, layer in enumerate(self.caps, 1):
             assert isinstance(layer, DenseCaps)
             routed = layer.route(poses, activations, trace and depth == len(self.caps), **options)
@@ -178,6 +187,7 @@ class CapsNet(Model):
             "grid": [height, width],
             "primary_types": c.primary_types,
             "primary_dim": c.primary_dim,
+            "primary_squash": c.primary_squash,
             "class_dim": c.class_dim,
             "routed": c.hidden_caps[-1][0] if c.hidden_caps else height * width * c.primary_types,
             "routed_grid": None if c.hidden_caps else [height, width],
@@ -190,7 +200,7 @@ class CapsNet(Model):
 
     def divided(self) -> Divided | None:
         layers = tuple(layer for layer in self.caps if isinstance(layer, DenseCaps))
-        return Divided(lambda images: (self.primary_capsules(images),), (layers,))
+        return Divided(lambda images: (self.primary_capsules(images),), (layers,), self.config.primary_squash)
 
     def by_class(self, name: str, tensor: Tensor) -> Tensor | None:
         last = f"caps.{len(self.caps) - 1}"

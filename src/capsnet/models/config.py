@@ -81,7 +81,7 @@ class CapsNetConfig(ModelConfig):
     primary_factor: bool = False
     """Multiply the primary capsules' convolution by 1/types, as the authors' code does."""
     primary_squash: bool = True
-    """Squash the primary capsules, as the paper does. If they keep their lengths, an object can outvote clutter."""
+    """Squash the primary capsules, as the paper does. Without it their lengths are unbounded."""
     hidden_caps: tuple[tuple[int, int], ...] = ()
     """Capsule layers between primary and class capsules: (capsules, dimension) of each layer."""
     class_dim: int = 16

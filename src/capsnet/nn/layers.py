@@ -140,7 +140,7 @@ class PrimaryCaps(nn.Module):
 
     def extra_repr(self) -> str:
         extra = "".join(f", {name}" for name in ("grid", "activations") if getattr(self, name))
-        extra += "" if self.squashed else ", squashed=False"
+        extra += "" if self.squashed or self.activations else ", squashed=False"
         return f"types={self.types}, dim={self.dim}, factor={self.factor:g}{extra}"
 
 

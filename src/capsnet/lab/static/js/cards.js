@@ -8,12 +8,12 @@ const REST_MILLISECONDS = 1100;
 const SOON_MILLISECONDS = 250;
 const LARGE = 90; // pixels; from here on a card waits for the pointer to rest
 
-/** Symbol as [text, subscript]; value(lab) if the element has no data-value; `other` replaces the sentence where the
+/** Symbol as [text, subscript]; a sentence may be a function of the lab; value(lab) if the element has no data-value; `other` replaces the sentence where the
  *  routing algorithm is not that of the paper. */
 export const CARDS = {
   u: { symbol: ["u", "i"], title: "Primary capsule", equation: "section 4",
-    sentence: "A small vector for one position in the image. " +
-      "Its direction describes a part; its length is the probability that the part is present.",
+    sentence: ({ model }) => "A small vector for one position in the image. Its direction describes a part; " +
+      (model?.primary_squash === false ? "the longer it is, the stronger are its votes." : "its length is the probability that the part is present."),
     value: ({ result }) => result?.primary && result.primary.shape.join(" capsules of ") + " dimensions" },
   W: { symbol: ["W", "ij"], title: "Transformation matrix", equation: "Eq. 2",
     sentence: "A learnt matrix that turns the pose of a part into a vote for the pose of the whole.",
@@ -232,7 +232,8 @@ function fill(card, element, lab) {
   const found = own ?? (element.closest("#view-hand") ? "" : value?.(lab)) ?? "";
   say(card.value, found || "");
   card.value.hidden = !found;
-  say(card.sentence, paper ? sentence : other ?? sentence);
+  const said = paper ? sentence : other ?? sentence;
+  say(card.sentence, typeof said === "function" ? said(lab) : said);
   say(card.equation, equation && paper ? `${equation} of the paper` : "");
 }
 

@@ -2,7 +2,7 @@
  * A capsule network after its convolutions, for the Lab without a server: votes, routing of every capsule layer, branches
  * joined, and the measures that the page draws. It mirrors capsnet/lab/inference.py; tests compare the numbers.
  *
- * A network is {branches: [[layer, …], …]}; a layer is {weight, shape, matrix, routing, options, parameters, own_activations}
+ * A network is {branches: [[layer, …], …], squashed}, where `squashed` says whether primary capsules are; a layer is {weight, shape, matrix, routing, options, parameters, own_activations}
  * with weight W (n, j, q, p), where n < i means that the positions of a grid share their transformations.
  */
 
@@ -18,12 +18,12 @@ export function networkOf(frame) {
     shape: frame[`${g}.${n}.weight`].shape,
     parameters: Object.fromEntries(layer.parameters.map((name) => [name, frame[`${g}.${n}.${name}`]])),
   })));
-  return { branches };
+  return { branches, squashed: frame.header.squashed };
 }
 
 /** Everything that the page shows, as new Float32Arrays: `primaries` are the primary capsules of each branch (i · p). */
 export function answer(network, primaries, changes, focus) {
-  const outputs = network.branches.map((layers, g) => routed(layers, primaries[g], changes));
+  const outputs = network.branches.map((layers, g) => routed(layers, primaries[g], changes, network.squashed));
   const { steps, votes, sizes } = outputs.length === 1 ? outputs[0] : joined(outputs, network.branches[0].at(-1).own_activations);
   const last = steps.at(-1);
   const ranking = ranked(last.activations);
@@ -74,8 +74,8 @@ function interleaved(parts, width) {
 // ---------------------------------------------------------------- layers and branches
 
 /** The capsule layers of one branch; the steps and votes of the last one. */
-function routed(layers, primary, changes) {
-  let poses = primary, a = null, result = null;
+function routed(layers, primary, changes, squashed) {
+  let poses = primary, a = squashed ? null : squashedLengths(primary, layers[0]), result = null;
   for (const layer of layers) {
     const [, J, rows, columns] = layer.shape;
     const P = layer.matrix ? rows * columns : columns, Q = layer.matrix ? P : rows;
@@ -88,6 +88,15 @@ function routed(layers, primary, changes) {
     result = { steps, votes, sizes };
   }
   return result;
+}
+
+/** Lengths that the lower poses would have if they were squashed (Eq. 1). */
+function squashedLengths(poses, layer) {
+  const P = layer.matrix ? layer.shape[2] * layer.shape[3] : layer.shape[3];
+  return Float64Array.from({ length: poses.length / P }, (_, i) => {
+    const square = poses.subarray(i * P, (i + 1) * P).reduce((sum, x) => sum + x * x, 0);
+    return square / (1 + square);
+  });
 }
 
 /** Lengths of the lower poses, at most 1: their activations where the layer below has none of its own. */

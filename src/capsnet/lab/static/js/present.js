@@ -9,9 +9,9 @@ const SLIDES = [
   { name: "input", title: () => "Input", text: ({ model: { image_shape: [, height, width] } }) =>
     `The network sees ${width}\u00a0×\u00a0${height} pixels. Draw on the canvas and follow the drawing through the network.` },
   { name: "primary", title: () => "Primary capsules", needs: ({ grid }) => grid,
-    text: ({ model: { grid: [rows, columns], primary_types: types, primary_dim: dims } }) =>
+    text: ({ model: { grid: [rows, columns], primary_types: types, primary_dim: dims, primary_squash: squashed } }) =>
       `${rows * columns * types} vectors of ${dims} numbers, ${types} ${types === 1 ? "type" : "types"} at each of ${rows}\u00a0×\u00a0${columns} positions. ` +
-      "The stronger the colour of a square, the longer its vector, and the more likely its part is present." },
+      `The stronger the colour of a square, the longer its vector, and the ${squashed === false ? "stronger are its votes" : "more likely its part is present"}.` },
   { name: "votes", title: () => "Votes", needs: ({ routing }) => routing,
     text: (lab) => `Every capsule predicts the pose of every class. Each dot is a vote for ${named(lab)}. ` +
       "Votes that agree point in the same direction." },
