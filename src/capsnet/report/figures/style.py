@@ -117,9 +117,12 @@ def row_of_panels(n: int, height: float, title: str, note: str) -> tuple[Figure,
 
 
 def rows_of_panels(n: int, height: float, title: str, note: str, across: int = 3) -> tuple[Figure, list[Axes]]:
-    """n axes under a title, at most `across` in a row; `height` is that of a picture with one row."""
-    across = min(n, across)
-    rows = -(-n // across)
+    """n axes under a title, at most `across` in a row and rows of one length if possible.
+
+    `height` is that of a picture with one row.
+    """
+    rows = -(-n // min(n, across))
+    across = -(-n // rows)
     height += (rows - 1) * (height - HEADING)
     figure = Figure(figsize=(WIDTH / 72, height / 72), layout="constrained")
     figure.get_layout_engine().set(w_pad=9 / 72, h_pad=6 / 72, wspace=0.02, rect=(0, 0, 1, 1 - HEADING / height))  # type: ignore[union-attr, call-arg]
